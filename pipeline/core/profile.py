@@ -1,0 +1,235 @@
+"""Profiles: everything that decides what a build makes, in one YAML file, validated before anything runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pipeline.core.errors import UserError
+
+PROFILES_DIR = Path(__file__).resolve().parent.parent / "profiles"
+DEFAULT_PROFILE = "demo"
+
+Share = Annotated[float, Field(ge=0, le=1)]
+OopsSplit = Literal["train", "val"]
+
+
+class Section(BaseModel):
+    """A part of a profile: frozen, and a key it does not know is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class BackendSection(Section):
+    """Which engine does a job, and the engine's own settings."""
+
+    backend: str
+    settings: dict[str, Any] = {}
+
+
+class OopsSection(Section):
+    """The OOPS! folder. Without a root the simulator films one, as `footage` says."""
+
+    root: Path | None = None
+
+
+class FootageSection(Section):
+    """How many clips the simulator films where no OOPS! folder is given."""
+
+    engine: Literal["simulator"] = "simulator"
+    train_clips: int = Field(ge=0)
+    val_clips: int = Field(ge=0)
+    size: int = Field(320, ge=64, le=2048)
+    """Width and height of the clips, pixels."""
+
+
+class SourcesSection(BackendSection):
+    """Which OOPS! splits feed captions, and what reads their subjects."""
+
+    splits: tuple[OopsSplit, ...]
+
+
+class FramesSection(Section):
+    """Which OOPS! splits feed test pairs, and how a transition time is taken from the annotators' votes."""
+
+    splits: tuple[OopsSplit, ...]
+    clips_per_shard: int = Field(ge=1)
+    transition: Literal["official", "median_valid"] = "official"
+    quality_rule: bool = True
+    """Keep only clips that pass OOPS!'s own rule: 3.2 to 30 s long, the failure neither at the start nor the end."""
+    deadline_s: float = Field(60, gt=0)
+    jpeg_quality: int = Field(95, ge=50, le=100)
+
+
+class GenerateSection(BackendSection):
+    """How many images a caption gets: image number k of every caption is shard train-k."""
+
+    images_per_caption: int = Field(ge=1, le=999)
+    jpeg_quality: int = Field(95, ge=50, le=100)
+
+
+class PeopleSection(Section):
+    """When a real frame shows a person well enough; the fields are those of `core.pose.PeopleThresholds`."""
+
+    min_joint_score: Share
+    min_joints: int = Field(ge=0, le=17)
+    min_person_score: Share
+    min_area_share: Share
+
+
+class StructureSection(Section):
+    """When a generated body is whole; the fields are those of `core.pose.StructureThresholds`."""
+
+    min_joint_score: Share
+    min_joints: int = Field(ge=0, le=17)
+    min_person_score: Share
+    min_area_share: Share
+    max_cut_share: Share
+    border_share: Share
+    max_stretch: float = Field(gt=1)
+
+
+class KeypointsSection(BackendSection):
+    """The pose estimator, and the two filters that judge what it found."""
+
+    people: PeopleSection
+    structure: StructureSection
+
+
+class SimilaritySection(BackendSection):
+    """The pair filter: a pair whose frames are more alike than this is dropped."""
+
+    max_cosine: float = Field(ge=-1, le=1)
+
+
+class ReviewSection(Section):
+    """The reviewers' file (JSON Lines), where there is one, and how many must agree to keep a pair."""
+
+    file: Path | None = None
+    reviewers: int = Field(3, ge=1)
+
+
+class PublishSection(Section):
+    """How the dataset is cut into files."""
+
+    rows_per_file: int = Field(ge=1)
+    rows_per_group: int = Field(ge=1)
+
+
+class Profile(Section):
+    """All of a build's configuration."""
+
+    title: str
+    seed: int = 0
+    out: Path
+    work: Path
+    workers: int = Field(ge=1, le=256)
+    batch_records: int = Field(ge=1)
+    """Records in one part of a shard: what a kill can cost at most."""
+    oops: OopsSection = OopsSection()
+    footage: FootageSection | None = None
+    sources: SourcesSection
+    frames: FramesSection
+    generate: GenerateSection
+    keypoints: KeypointsSection
+    similarity: SimilaritySection
+    recaption: BackendSection
+    attributes: BackendSection
+    review: ReviewSection
+    decompose: BackendSection
+    publish: PublishSection
+
+    def section(self, path: str) -> Any:
+        """The value at a dotted path as plain data (for content keys), e.g. `keypoints.people`."""
+        value: Any = self.model_dump(mode="json")
+        for name in path.split("."):
+            value = value[name]
+        return value
+
+
+def profile_names() -> list[str]:
+    """The names of the profiles that ship with the project."""
+    return sorted(path.stem for path in PROFILES_DIR.glob("*.yaml"))
+
+
+def load_profile(name: str = DEFAULT_PROFILE, overrides: list[str] | None = None) -> Profile:
+    """The profile of that name (or that YAML file) with `key=value` overrides applied.
+
+    Raises UserError in one line for an unknown profile, key or value.
+    """
+    path = Path(name) if name.endswith((".yaml", ".yml")) else PROFILES_DIR / f"{name}.yaml"
+    if not path.is_file():
+        raise UserError(f"no profile '{name}': use one of {', '.join(profile_names())}, or the path of a .yaml file")
+    try:
+        data = yaml.safe_load(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError):
+        raise UserError(f"{path} cannot be read as UTF-8 text") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not readable YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict):
+        raise UserError(f"{path} must hold a mapping of sections, as the profiles in {PROFILES_DIR.name}/ do")
+    for override in overrides or []:
+        _apply(data, override)
+    try:
+        return Profile.model_validate(data)
+    except ValidationError as error:
+        raise UserError(f"profile '{name}': {_one_line(error)}") from None
+
+
+def _apply(data: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise UserError(f"--set {override}: write it as key=value, e.g. --set generate.images_per_caption=2")
+    try:
+        value = yaml.safe_load(text) if text else None
+    except yaml.YAMLError:
+        raise UserError(f"--set {override}: '{text}' is not a YAML value") from None
+    *sections, last = key.split(".")
+    target = data
+    for section in sections:
+        if target.get(section) is None:
+            target[section] = {}
+        target = target[section]
+        if not isinstance(target, dict):
+            raise UserError(f"--set {override}: '{section}' has no keys below it")
+    target[last] = value
+
+
+def _one_line(error: ValidationError) -> str:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return f"unknown key '{where}'; {_near(where)}"
+    if first["type"] == "missing":
+        return f"'{where}' is missing; give it in the profile, or with --set {where}=..."
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    return f"'{where}': {first['msg'][0].lower()}{first['msg'][1:]}, not {first.get('input')!r}{more}"
+
+
+def _near(where: str) -> str:
+    model: Any = Profile
+    *sections, last = where.split(".")
+    for section in sections:
+        annotation = model.model_fields[section].annotation
+        choices = [item for item in getattr(annotation, "__args__", (annotation,)) if item is not type(None)]
+        model = choices[0]
+    names = sorted(model.model_fields)
+    import difflib
+
+    close = difflib.get_close_matches(last, names, n=1)
+    return f"did you mean '{close[0]}'?" if close else f"known here: {', '.join(names)}"
+
+
+def oops_root(profile: Profile) -> Path:
+    """The OOPS! folder of this profile: its own, or where the simulator's footage for it is kept."""
+    if profile.oops.root is not None:
+        return profile.oops.root
+    if profile.footage is None:
+        raise UserError("no OOPS! folder: give one with --set oops.root=FOLDER (the layout is in the README)")
+    footage = profile.footage
+    name = f"simulated-{footage.train_clips}-{footage.val_clips}-{footage.size}px-seed{profile.seed}"
+    return Path(os.fspath(profile.work)) / "footage" / name

@@ -1,0 +1,244 @@
+"""Runs one stage over one shard: batches in, outcomes counted, parts written, nothing lost."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pipeline.core.errors import UserError
+from pipeline.core.profile import Profile
+from pipeline.core.prompts import load_prompt
+from pipeline.core.stage import Failed, Item, Kept, Outcome, Rejected, Stage, StageContext, shard_kind
+from pipeline.core.store import Store
+from schemas.arrow import arrow_schema
+from schemas.records import Record, Rejection
+
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")  # of an object in memory: another one in every run
+
+Progress = Callable[[int, int], None]
+"""Called with (records done, records in all) after every part."""
+
+
+class MissingUpstreamError(UserError):
+    """A shard this one reads has not been built."""
+
+    def __init__(self, stage: str, shard: str, missing_stage: str, missing_shard: str, options: str) -> None:
+        self.stage, self.shard = missing_stage, missing_shard
+        of = f" --shard {missing_shard}" if missing_shard != "all" else ""
+        super().__init__(
+            f"{stage} {shard} needs {missing_stage} {missing_shard}, which is not there: run "
+            f"python -m pipeline.{missing_stage}{of}{options} first, or add --with-upstream"
+        )
+        self._parts = (stage, shard, missing_stage, missing_shard, options)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Errors come back from worker processes by pickle, which would call the class with the message alone.
+        return type(self), self._parts
+
+
+class LostRecordsError(RuntimeError):
+    """A stage gave back other ids than it was given: a fault of the stage, never of its input."""
+
+
+@dataclass(frozen=True)
+class ShardResult:
+    """What running a shard came to. built is False where it was up to date."""
+
+    manifest: dict[str, Any]
+    built: bool
+
+
+def content_key(stage: Stage, profile: Profile, store: Store, shard: str, fingerprints: dict[str, Any]) -> str:
+    """The key that decides whether a finished shard still stands.
+
+    Hashes the stage's version and schema, the config it depends on, its prompts, its engines' fingerprints, what it
+    reads from outside, and the keys of the shards it reads. Raises MissingUpstreamError where one of those is not
+    built.
+    """
+    upstream: dict[str, str] = {}
+    for name, upstream_shard in stage.upstream(profile, shard):
+        manifest = store.manifest(name, upstream_shard)
+        if manifest is None:
+            raise MissingUpstreamError(stage.name, shard, name, upstream_shard, f" --build {store.build_dir.name}")
+        upstream[f"{name}/{upstream_shard}"] = manifest["key"]
+    basis = {
+        "stage": stage.name,
+        "shard": shard,
+        "version": stage.version,
+        "schema": str(arrow_schema(stage.writes)),
+        "config": {path: profile.section(path) for path in config_of(stage, shard)},
+        "batch_records": profile.batch_records,
+        "prompts": {prompt: load_prompt(prompt).sha256 for prompt in stage.prompts},
+        "engines": fingerprints,
+        "external": stage.external(profile, shard) if stage.external else {},
+        "upstream": upstream,
+    }
+    return hashlib.sha256(json.dumps(basis, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def config_of(stage: Stage, shard: str) -> tuple[str, ...]:
+    """The dotted profile paths that one shard of a stage depends on."""
+    return (*stage.config, *stage.config_by_kind.get(shard_kind(shard), ()))
+
+
+def run_shard(
+    stage: Stage,
+    context: StageContext,
+    fingerprints: dict[str, Any],
+    progress: Progress | None = None,
+    force: bool = False,
+) -> ShardResult:
+    """Bring one shard up to date, resuming what a killed run left.
+
+    Returns the shard's manifest. Raises MissingUpstreamError where its inputs are not built, UserError where they
+    changed meanwhile, and LostRecordsError when the ids that came out are not those that went in.
+    """
+    store, shard = context.store, context.shard
+    key = content_key(stage, context.profile, store, shard, fingerprints)
+    with store.writing(stage.name, shard, key, stage.writes) as writer:
+        finished = store.manifest(stage.name, shard)
+        if finished is not None and finished["key"] == key and not force:
+            writer.abandon()
+            if stage.deliver:
+                stage.deliver(context, finished)
+            return ShardResult(finished, built=False)
+        start = time.monotonic()
+        items = sorted(stage.items(context), key=lambda item: (item.group or item.id, item.id))
+        _check_unique(stage, shard, items)
+        batches = batches_of(items, context.profile.batch_records)
+        writer.begin(len(batches), force)
+        done, made = 0, 0
+        kept_ids: list[str] = []
+        dropped_rows: list[dict[str, Any]] = []
+        if progress:
+            progress(0, len(items))
+        for number, batch in enumerate(batches):
+            if not writer.has_part(number):
+                outcomes = outcomes_of(stage, context, batch)
+                _check_ids(stage, shard, batch, [outcome.id for outcome in outcomes])
+                kept = [_checked(stage, outcome) for outcome in outcomes if isinstance(outcome, Kept)]
+                dropped = [_dropped(stage, outcome) for outcome in outcomes if not isinstance(outcome, Kept)]
+                writer.write_part(number, kept, dropped)
+                made += len(batch)
+            part_kept, part_dropped = writer.outcomes(number)
+            if not _same_ids(batch, part_kept, part_dropped):
+                writer.abandon()
+                raise LostRecordsError(f"{stage.name} {shard}: part {number} holds other ids than its batch; run again")
+            kept_ids += part_kept
+            dropped_rows += part_dropped
+            done += len(batch)
+            if progress:
+                progress(done, len(items))
+        _check_ids(stage, shard, items, [*kept_ids, *(row["id"] for row in dropped_rows)])
+        if content_key(stage, context.profile, store, shard, fingerprints) != key:
+            writer.abandon()
+            raise UserError(f"{stage.name} {shard}: what it reads has changed while it ran; run it again")
+        seconds = time.monotonic() - start
+        manifest = {
+            "counts": {
+                "in": len(items),
+                "kept": len(kept_ids),
+                "rejected": sum(row["outcome"] == "rejected" for row in dropped_rows),
+                "failed": sum(row["outcome"] == "failed" for row in dropped_rows),
+            },
+            "reasons": dict(sorted(Counter(row["reason"] for row in dropped_rows).items())),
+            "engines": fingerprints,
+            "prompts": {prompt: load_prompt(prompt).sha256 for prompt in stage.prompts},
+            "versions": library_versions(),
+            "seconds": round(seconds, 3),
+            "records_per_second": round(made / seconds, 2) if seconds > 0 else None,
+            "resumed_records": len(items) - made,
+        }
+        whole = writer.finish(manifest)
+        if stage.deliver:
+            stage.deliver(context, whole)
+        return ShardResult(whole, built=True)
+
+
+def batches_of(items: Sequence[Item], size: int) -> list[list[Item]]:
+    """Items in batches of about `size`, in order, a group never parted; one empty batch where there are none."""
+    batches: list[list[Item]] = [[]]
+    for index, item in enumerate(items):
+        same_group = index > 0 and item.group and item.group == items[index - 1].group
+        if len(batches[-1]) >= size and not same_group:
+            batches.append([])
+        batches[-1].append(item)
+    return batches
+
+
+def outcomes_of(stage: Stage, context: StageContext, batch: Sequence[Item]) -> list[Outcome]:
+    """The stage's outcomes for a batch. Where the batch raises, each group is tried alone, so that a bad record costs
+    one group at most, and becomes Failed with the error.
+    """
+    if not batch:
+        return []
+    for section in stage.engines:
+        context.engines(section)  # an engine that cannot load stops the stage; it is not a fault of one record
+    try:
+        return list(stage.run(context, batch))
+    except UserError:
+        raise
+    except Exception as error:
+        groups: dict[str, list[Item]] = {}
+        for item in batch:
+            groups.setdefault(item.group or item.id, []).append(item)
+        if len(groups) == 1:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            said = _ADDRESS.sub("0x...", str(error))
+            detail = f"{said} ({where.name}, line {where.lineno} of {where.filename.rpartition('/')[2]})"
+            return [Failed(item.id, type(error).__name__, detail) for item in batch]
+        return [outcome for group in groups.values() for outcome in outcomes_of(stage, context, group)]
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of the libraries whose change could change a result."""
+    import platform
+    from importlib import metadata
+
+    names = ("numpy", "pillow", "pyarrow", "av", "decord", "torch", "spacy", "mediapipe", "pybullet")
+    found = {"python": platform.python_version()}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _checked(stage: Stage, outcome: Kept) -> Record:
+    if type(outcome.record) is not stage.writes:
+        raise TypeError(f"{stage.name} writes {stage.writes.__name__}, not {type(outcome.record).__name__}")
+    return outcome.record
+
+
+def _dropped(stage: Stage, outcome: Rejected | Failed) -> Rejection:
+    if isinstance(outcome, Rejected) and outcome.reason not in stage.reasons:
+        raise ValueError(f"{stage.name} rejects for {', '.join(stage.reasons)}; not for '{outcome.reason}'")
+    kind: Literal["rejected", "failed"] = "rejected" if isinstance(outcome, Rejected) else "failed"
+    # A detail may quote input from outside; half a surrogate pair in it is no text that a file can hold.
+    detail = outcome.detail.encode("utf-8", "backslashreplace").decode("utf-8")
+    return Rejection(id=outcome.id, outcome=kind, reason=outcome.reason, detail=detail)
+
+
+def _check_ids(stage: Stage, shard: str, items: Sequence[Item], out: list[str]) -> None:
+    went_in, came_out = Counter(item.id for item in items), Counter(out)
+    if went_in != came_out:
+        lost, extra = list(went_in - came_out)[:3], list(came_out - went_in)[:3]
+        raise LostRecordsError(f"{stage.name} {shard}: ids in are not ids out; lost {lost}, not asked for {extra}")
+
+
+def _same_ids(items: Sequence[Item], kept: Sequence[str], dropped: Sequence[dict[str, Any]]) -> bool:
+    return Counter(item.id for item in items) == Counter([*kept, *(row["id"] for row in dropped)])
+
+
+def _check_unique(stage: Stage, shard: str, items: Sequence[Item]) -> None:
+    doubled = [name for name, count in Counter(item.id for item in items).items() if count > 1]
+    if doubled:
+        raise LostRecordsError(f"{stage.name} {shard}: {len(doubled)} ids came in more than once, {doubled[0]} for one")

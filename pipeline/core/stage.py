@@ -1,0 +1,144 @@
+"""What a stage is: a declaration, a loader of its inputs and a pure core from a batch of inputs to outcomes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pipeline.core.errors import UserError
+from pipeline.core.profile import Profile
+from pipeline.core.prompts import Prompt, load_prompt
+from schemas.records import Record
+
+if TYPE_CHECKING:
+    from pipeline.core.store import Store
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The record goes on to the next stage."""
+
+    record: Record
+
+    @property
+    def id(self) -> str:
+        return self.record.id
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """The stage judged the record and dropped it, for a reason of its fixed list."""
+
+    id: str
+    reason: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The record could not be judged: its input is missing or unreadable, or the engine raised."""
+
+    id: str
+    reason: str
+    detail: str = ""
+
+
+Outcome = Kept | Rejected | Failed
+
+
+class Item(Protocol):
+    """One input of a stage. Items of one group (a pair) are never parted between batches."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def group(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Ref:
+    """The plainest item: an id; what else is known of it is read when its batch comes."""
+
+    id: str
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class StageContext:
+    """Where a stage runs: the profile, the shard, the store it reads, and the engines its profile names."""
+
+    profile: Profile
+    store: Store
+    shard: str
+    engines: Callable[[str], Any]
+    """Gives the engine that a section of the profile names, e.g. engines("generate"); loaded at its first use."""
+
+    def prompt(self, prompt_id: str) -> Prompt:
+        return load_prompt(prompt_id)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage's declaration.
+
+    shard_kinds: which of train and test it has shards of; both empty means the one shard `all`.
+    reads: stage name -> columns read, for the list of stages and for the reader. upstream: which shards of which stages
+    one shard reads. external: digests of what it reads from outside the store, e.g. files of the OOPS! folder.
+    config: dotted profile paths its output depends on; config_by_kind: those that only its train or its test shards
+    depend on. engines: profile sections that name its backends.
+    deliver: called with the finished manifest after every run, also of a shard that was up to date; puts what the stage
+    makes outside the store (the dataset folder) in its place.
+    """
+
+    name: str
+    version: int
+    summary: str
+    shard_kinds: tuple[str, ...]
+    reads: dict[str, tuple[str, ...]]
+    writes: type[Record]
+    reasons: tuple[str, ...]
+    upstream: Callable[[Profile, str], list[tuple[str, str]]]
+    items: Callable[[StageContext], Sequence[Item]]
+    run: Callable[[StageContext, Sequence[Any]], Sequence[Outcome]]
+    config: tuple[str, ...] = ()
+    config_by_kind: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    engines: tuple[str, ...] = ()
+    prompts: tuple[str, ...] = ()
+    external: Callable[[Profile, str], dict[str, str]] | None = None
+    deliver: Callable[[StageContext, dict[str, Any]], None] | None = None
+    notes: str = field(default="", compare=False)
+
+
+def shard_name(kind: str, number: int) -> str:
+    """`train-003` for ("train", 3)."""
+    return f"{kind}-{number:03d}"
+
+
+def shard_kind(shard: str) -> str:
+    """`train` for `train-003`."""
+    return shard.partition("-")[0]
+
+
+def shard_number(shard: str) -> int:
+    """3 for `train-003`."""
+    return int(shard.partition("-")[2])
+
+
+def parse_shard(text: str, known: Sequence[str], stage: str) -> str:
+    """The shard a person means: `3` is train-003, `test-0` is test-000.
+
+    Raises UserError naming the shards there are.
+    """
+    kind, dash, number = text.rpartition("-")
+    kind = kind if dash else "train"
+    if number.isdecimal() and shard_name(kind, int(number)) in known:
+        return shard_name(kind, int(number))
+    if text in known:
+        return text
+    ranges = []
+    for each in sorted({shard_kind(shard) for shard in known}):
+        own = [shard for shard in known if shard_kind(shard) == each]
+        ranges.append(own[0] if len(own) == 1 else f"{own[0]} .. {own[-1]}")
+    raise UserError(f"--shard {text}: stage {stage} has {' and '.join(ranges) or 'no shards in this build'}")

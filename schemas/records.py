@@ -1,0 +1,253 @@
+"""The records that cross stage boundaries, one model a boundary.
+
+Ids are made from a record's origin: `video_key` is ten hex digits of the video's name, a source caption is
+`<video_key>_<kind>`, a generated image `<video_key>_<kind>_<image number>`, a real frame `<video_key>_<kind>_frame`.
+Times are seconds, sizes and keypoints pixels, scores 0..1.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Kind = Literal["goal", "wentrong", "full"]
+Behavior = Literal["normal", "anomaly"]
+
+KINDS: tuple[Kind, ...] = ("goal", "wentrong", "full")
+
+
+def behavior_of(kind: str) -> Behavior:
+    """goal shows what was meant (normal); wentrong and full show the failure (anomaly)."""
+    return "normal" if kind == "goal" else "anomaly"
+
+
+class Record(BaseModel):
+    """What every record has: an id that is its own in its stage. Frozen; unknown fields are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str
+
+
+class Engine(BaseModel):
+    """Which engine made a value: its name and the revision of its weights or code."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    revision: str
+
+
+class PromptUsed(BaseModel):
+    """Which instruction was given: the prompt's id and the sha256 of its file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str
+    sha256: str
+
+
+class SourceCaption(Record):
+    """sources: an OOPS! sentence (or, for `full`, the two joined) whose subject is a person."""
+
+    video: str
+    video_key: str
+    oops_split: str
+    kind: Kind
+    behavior: Behavior
+    caption: str
+    worker: int
+    subject_reader: Engine
+
+
+class ImageRecord(Record):
+    """frames and generate: one image and where it comes from.
+
+    image: encoded bytes. pair_id: for a real frame the video, for a generated image the source and the image number, so
+    goal, wentrong and full of one person share it. transition_time_s, shown_time_s: null for generated images.
+    seed, attempt, prompt: null for real frames. prompt_cut: what was left out of a prompt that was too long.
+    """
+
+    source_id: str
+    pair_id: str
+    video: str
+    kind: Kind
+    behavior: Behavior
+    source_caption: str | None
+    image: bytes
+    width: int
+    height: int
+    sha256: str
+    number: int | None
+    transition_time_s: float | None
+    wanted_time_s: float | None
+    shown_time_s: float | None
+    seed: int | None
+    attempt: int | None
+    prompt: str | None
+    prompt_cut: str | None
+    generator: Engine
+
+
+class PersonKeypoints(BaseModel):
+    """One person: 17 COCO joints, each x, y (pixels) and score (0..1), flattened to 51 numbers; box x0, y0, x1, y1."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    keypoints: tuple[float, ...]
+    box: tuple[float, ...]
+    score: float
+
+
+class PoseRecord(Record):
+    """keypoints: the people found, the pose map drawn from them (PNG), and the scores the filter judged (JSON)."""
+
+    persons: tuple[PersonKeypoints, ...]
+    pose_map: bytes
+    scores: str
+    pose_estimator: Engine
+
+
+class SimilarityRecord(Record):
+    """similarity: how alike the two frames of the pair are (cosine, -1..1)."""
+
+    pair_id: str
+    cosine: float
+    embedder: Engine
+
+
+class Recaption(Record):
+    """recaption: the caption read off the image."""
+
+    caption: str
+    captioner: Engine
+    prompt: PromptUsed
+
+
+class Attributes(Record):
+    """attributes: action (normal images) or anomaly (anomaly images), and scene. raw: the answers as they came (JSON).
+
+    asked_with: whether the questions held the source caption or, where the video has none, the re-caption.
+    """
+
+    action: str | None
+    anomaly: str | None
+    scene: str | None
+    raw: str
+    asked_with: Literal["source caption", "re-caption"]
+    labeller: Engine
+    prompts: tuple[PromptUsed, ...]
+
+
+class Review(Record):
+    """review: the caption that stands after review. reviewed: whether reviewers saw the pair at all."""
+
+    caption: str
+    reviewed: bool
+    corrected: bool
+    votes: int
+
+
+class Factors(BaseModel):
+    """A caption's appearance, action and background; null where it says nothing of that factor (SeDA)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    appearance: str | None
+    action: str | None
+    background: str | None
+
+
+class Decomposition(Record):
+    """decompose: the factors of one caption, tied to it by the caption's sha256."""
+
+    caption: str
+    caption_sha256: str
+    factors: Factors
+    missing: tuple[str, ...]
+    decomposer: Engine
+    prompt: PromptUsed
+
+
+class Publication(Record):
+    """publish: where a record of the dataset is read from, and its hard negative (the counterpart of its source).
+
+    hard_image_id, hard_shard: null where no counterpart survived.
+    """
+
+    split: Literal["train", "test"]
+    shard: str
+    hard_image_id: str | None
+    hard_shard: str | None
+
+
+class PublishedImage(BaseModel):
+    """An encoded image as the `Image` feature of `datasets` stores it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    bytes: bytes
+    path: str
+
+
+class PublishedRow(BaseModel):
+    """publish: one row of the dataset. Nullable fields are nullable in every shard alike."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    image: PublishedImage
+    pose: PublishedImage
+    caption: str
+    image_id: str
+    source_id: str
+    source_caption: str | None
+    kind: Kind
+    behavior: Behavior
+    action: str | None
+    anomaly: str | None
+    scene: str | None
+    factors: Factors
+    hard_image_id: str | None
+    hard_caption: str | None
+    hard_factors: Factors | None
+    pair_id: str
+    video: str
+    transition_time_s: float | None
+    keypoints: tuple[PersonKeypoints, ...]
+    width: int
+    height: int
+    sha256: str
+    seed: int | None
+    generator: Engine
+    captioner: Engine
+    labeller: Engine
+    decomposer: Engine
+    reviewed: bool
+
+
+class Rejection(BaseModel):
+    """A record that went no further: rejected with a reason from its stage's list, or failed with the error.
+
+    detail: for a person to read; for a filter, the scores it judged (JSON).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str
+    outcome: Literal["rejected", "failed"]
+    reason: str
+    detail: str
+
+
+class PublishedRejection(BaseModel):
+    """publish: one row of the `rejected` config: which stage dropped what, and why."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str
+    stage: str
+    shard: str
+    outcome: Literal["rejected", "failed"]
+    reason: str
+    detail: str
