@@ -1,0 +1,207 @@
+"""BlazePose with its real weights, on drawn people and, where they are, on photographs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mannequin
+import numpy as np
+import pytest
+import real_pictures
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.backends.blazepose import BlazePose, _Fit, square_tiles, turn_back
+from pipeline.backends.protocols import BackendContext
+from pipeline.core.pose import people_filter, structure_filter
+
+pytest.importorskip("mediapipe")
+
+
+def engine(**settings) -> BlazePose:
+    return BlazePose(BackendContext(settings, Path(), Path()))
+
+
+@pytest.fixture(scope="module")
+def pose() -> BlazePose:
+    return engine()
+
+
+def drawn(turn: float = 0, height: float = 240, feet=(160, 290), size=(320, 320)) -> tuple[np.ndarray, np.ndarray]:
+    joints = mannequin.joints(mannequin.STANDING, height, feet, turn)
+    return mannequin.draw(joints, mannequin.Clothes(), mannequin.room(*size)), joints
+
+
+def error(found: np.ndarray, truth: np.ndarray) -> float:
+    return float(np.hypot(*(found - truth)[:, :2].T).mean())
+
+
+@pytest.mark.parametrize("turn", [0, 90, 180, 270, -60])
+def test_a_person_is_found_joint_by_joint_whichever_way_up(pose, turn):
+    image, truth = drawn(turn)
+    (person,) = pose.estimate([image])[0]
+    assert error(person.keypoints, truth) < 12
+    assert person.score > 0.7
+    assert person.keypoints.dtype == np.float32
+    assert people_filter([person], 320, 320)[0] is None
+    assert structure_filter([person], 320, 320)[0] is None
+
+
+def test_an_upright_person_costs_one_attempt(monkeypatch):
+    estimator = engine()
+    attempts = []
+    fit = estimator._fit
+    monkeypatch.setattr(estimator, "_fit", lambda image: attempts.append(image.shape) or fit(image))
+    assert len(estimator.estimate([drawn()[0]])[0]) == 1
+    assert len(attempts) == 1
+
+
+def body(image_width: int, shift: float = 0.0, quality: float = 0.6, turn: int = 0) -> _Fit:
+    joints = mannequin.joints(mannequin.STANDING, 200, (image_width / 2 + shift, 280)).astype(float)
+    return _Fit(joints, quality, turn)
+
+
+def scripted(answers: dict[str, _Fit | None]) -> BlazePose:
+    """An engine whose attempts on the picture as it is, mirrored, and in each turn are answered as given."""
+    estimator = object.__new__(BlazePose)
+    estimator._tiles, estimator._turns = False, True
+    picture = np.arange(320 * 320 * 3, dtype=np.uint32).astype(np.uint8).reshape(320, 320, 3)
+    picture[:8, :16] = 255  # so that no turn and no mirror image equals another
+    looks = {"upright": picture, "mirrored": picture[:, ::-1]}
+    looks |= {f"turn {turn}": np.rot90(picture, turn) for turn in (1, 2, 3)}
+
+    def fit(image):
+        return next((answers.get(name) for name, look in looks.items() if np.array_equal(look, image)), None)
+
+    estimator._fit = fit
+    estimator.picture = picture
+    return estimator
+
+
+def mirrored(fit: _Fit) -> _Fit:
+    joints = fit.joints[[0, 2, 1, 4, 3, 6, 5, 8, 7, 10, 9, 12, 11, 14, 13, 16, 15]].copy()
+    joints[:, 0] = 320 - joints[:, 0]
+    return _Fit(joints, fit.quality, fit.turn)
+
+
+def test_a_doubtful_body_keeps_its_score_where_the_mirrored_picture_shows_it_too():
+    estimator = scripted({"upright": body(320), "mirrored": mirrored(body(320, shift=2))})
+    (person,) = estimator.estimate([estimator.picture])[0]
+    assert person.score == pytest.approx(0.6)
+
+
+def test_a_doubtful_body_keeps_its_score_where_a_turned_picture_shows_it_too():
+    turned = body(320)
+    turned = _Fit(turn_back(turned.joints, 3, 320, 320), 0.65, 0)  # what the picture turned by 90 degrees shows
+    estimator = scripted({"upright": body(320), "turn 1": turned})
+    (person,) = estimator.estimate([estimator.picture])[0]
+    assert person.score == pytest.approx(0.65)
+    assert error(person.keypoints, body(320).joints) < 1e-3
+
+
+def test_a_doubtful_body_that_no_second_look_confirms_keeps_half_its_score():
+    for answers in ({"upright": body(320)}, {"upright": body(320), "mirrored": body(320, shift=60)}):
+        estimator = scripted(answers)
+        (person,) = estimator.estimate([estimator.picture])[0]
+        assert person.score == pytest.approx(0.3)
+
+
+def test_a_sure_body_in_a_turned_picture_needs_no_confirmation():
+    estimator = scripted({"turn 2": body(320, quality=0.8)})
+    (person,) = estimator.estimate([estimator.picture])[0]
+    assert person.score == pytest.approx(0.8)
+    assert error(person.keypoints, turn_back(body(320).joints, 2, 320, 320)) < 1e-3
+
+
+def test_tiles_find_a_person_who_is_small_in_a_wide_picture(pose):
+    image, truth = drawn(height=80, feet=(520, 300), size=(640, 360))
+    assert engine(tiles=False).estimate([image])[0] == []
+    (person,) = pose.estimate([image])[0]
+    assert error(person.keypoints, truth) < 5
+
+
+@pytest.mark.parametrize("side", [1, 5, 16, 17, 64])
+def test_no_person_is_seen_in_noise_or_nothing_of_any_size(pose, side):
+    noise = np.random.default_rng(side).integers(0, 256, (side, 2 * side, 3), dtype=np.uint8)
+    plain = np.full((3 * side, side, 3), 90, dtype=np.uint8)
+    assert pose.estimate([noise, plain]) == [[], []]
+
+
+def test_a_gray_a_one_channel_and_a_transparent_image_are_read_like_rgb(pose):
+    image, _ = drawn()
+    gray = image.mean(axis=2).astype(np.uint8)
+    expected = pose.estimate([np.repeat(gray[:, :, None], 3, axis=2)])[0][0].keypoints.tobytes()
+    opaque = np.dstack([image, np.full(image.shape[:2], 255, np.uint8)])
+    assert pose.estimate([gray])[0][0].keypoints.tobytes() == expected
+    assert pose.estimate([gray[:, :, None]])[0][0].keypoints.tobytes() == expected
+    assert pose.estimate([opaque])[0][0].keypoints.tobytes() == pose.estimate([image])[0][0].keypoints.tobytes()
+
+
+def test_an_image_of_floats_is_an_error(pose):
+    with pytest.raises(ValueError, match="uint8"):
+        pose.estimate([np.zeros((64, 64, 3))])
+
+
+def test_the_order_of_images_does_not_change_a_bit(pose):
+    images = [drawn(turn)[0] for turn in (0, 90, 180)] + [mannequin.room(), drawn(height=100, feet=(60, 200))[0]]
+
+    def bits(people):
+        return [(person.keypoints.tobytes(), person.box, person.score) for person in people]
+
+    forward = [bits(people) for people in pose.estimate(images)]
+    backward = [bits(people) for people in engine().estimate(images[::-1])]
+    assert forward == backward[::-1]
+    assert [bits(pose.estimate([image])[0]) for image in images] == forward
+
+
+def test_joints_outside_the_image_are_not_seen_but_keep_their_place(pose):
+    image, _ = drawn(height=300, feet=(160, 400))
+    (person,) = pose.estimate([image])[0]
+    outside = person.keypoints[:, 1] > 320
+    assert outside.any()
+    assert (person.keypoints[outside, 2] == 0).all()
+    assert person.box[3] <= 320
+
+
+def test_nothing_is_written_to_standard_error(capfd):
+    engine().estimate([drawn()[0]])
+    assert capfd.readouterr().err == ""
+
+
+@given(st.integers(0, 3), st.integers(1, 40), st.integers(1, 40), st.data())
+def test_turning_back_is_where_rot90_took_the_pixel_from(turn, width, height, data):
+    """Brute force: mark one pixel, turn the picture, find it, turn its centre back."""
+    x, y = data.draw(st.integers(0, width - 1)), data.draw(st.integers(0, height - 1))
+    image = np.zeros((height, width), dtype=int)
+    image[y, x] = 1
+    (row,), (column,) = np.nonzero(np.rot90(image, turn))
+    joint = np.array([[column + 0.5, row + 0.5, 0.7]])
+    assert turn_back(joint, turn, width, height).tolist() == [[x + 0.5, y + 0.5, 0.7]]
+
+
+@given(st.integers(1, 3000), st.integers(1, 3000))
+def test_tiles_lie_in_the_image_and_cover_it_unless_it_is_very_long(width, height):
+    side, corners = square_tiles(width, height)
+    assert 2 <= len(corners) <= 4
+    for x, y in corners:
+        assert 0 <= x <= width - side
+        assert 0 <= y <= height - side
+    if max(width, height) <= 3 * min(width, height) and min(width, height) > 10:
+        covered = np.zeros((height, width), dtype=bool)
+        for x, y in corners:
+            covered[y : y + side, x : x + side] = True
+        assert covered.all()
+
+
+@real_pictures.needs_real_pictures
+@pytest.mark.parametrize("name", real_pictures.NAMES)
+def test_a_person_of_a_real_photograph_is_found_near_the_annotated_joints(pose, name):
+    image = real_pictures.load(name)
+    (person,) = pose.estimate([image])[0]
+    size = max(np.ptp(person.keypoints[:, 0]), np.ptp(person.keypoints[:, 1]))
+    distances = []
+    for truth in real_pictures.annotated(name):
+        marked = truth[:, 2] > 0
+        distances.append(error(person.keypoints[marked], truth[marked]) / size)
+    assert min(distances) < 0.12
+    assert people_filter([person], image.shape[1], image.shape[0])[0] is None
