@@ -7,9 +7,9 @@ Times are seconds, sizes and keypoints pixels, scores 0..1.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 Kind = Literal["goal", "wentrong", "full"]
 Behavior = Literal["normal", "anomaly"]
@@ -22,27 +22,39 @@ def behavior_of(kind: str) -> Behavior:
     return "normal" if kind == "goal" else "anomaly"
 
 
-class Record(BaseModel):
-    """What every record has: an id that is its own in its stage. Frozen; unknown fields are errors."""
+class Model(BaseModel):
+    """The base of all: frozen; unknown fields are errors, and so is text that no file can hold (half a surrogate pair,
+    which JSON from outside may bring in).
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="after")
+    def _text_can_be_written(self) -> Self:
+        for name, value in self:
+            if isinstance(value, str):
+                try:
+                    value.encode()
+                except UnicodeEncodeError:
+                    raise ValueError(f"{name} is not valid text") from None
+        return self
+
+
+class Record(Model):
+    """What every record has: an id that is its own in its stage."""
 
     id: str
 
 
-class Engine(BaseModel):
+class Engine(Model):
     """Which engine made a value: its name and the revision of its weights or code."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     revision: str
 
 
-class PromptUsed(BaseModel):
+class PromptUsed(Model):
     """Which instruction was given: the prompt's id and the sha256 of its file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str
     sha256: str
@@ -90,10 +102,8 @@ class ImageRecord(Record):
     generator: Engine
 
 
-class PersonKeypoints(BaseModel):
+class PersonKeypoints(Model):
     """One person: 17 COCO joints, each x, y (pixels) and score (0..1), flattened to 51 numbers; box x0, y0, x1, y1."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     keypoints: tuple[float, ...]
     box: tuple[float, ...]
@@ -149,10 +159,8 @@ class Review(Record):
     votes: int
 
 
-class Factors(BaseModel):
+class Factors(Model):
     """A caption's appearance, action and background; null where it says nothing of that factor (SeDA)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     appearance: str | None
     action: str | None
@@ -182,19 +190,15 @@ class Publication(Record):
     hard_shard: str | None
 
 
-class PublishedImage(BaseModel):
+class PublishedImage(Model):
     """An encoded image as the `Image` feature of `datasets` stores it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     bytes: bytes
     path: str
 
 
-class PublishedRow(BaseModel):
+class PublishedRow(Model):
     """publish: one row of the dataset. Nullable fields are nullable in every shard alike."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     image: PublishedImage
     pose: PublishedImage
@@ -226,13 +230,11 @@ class PublishedRow(BaseModel):
     reviewed: bool
 
 
-class Rejection(BaseModel):
+class Rejection(Model):
     """A record that went no further: rejected with a reason from its stage's list, or failed with the error.
 
     detail: for a person to read; for a filter, the scores it judged (JSON).
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str
     outcome: Literal["rejected", "failed"]
@@ -240,10 +242,8 @@ class Rejection(BaseModel):
     detail: str
 
 
-class PublishedRejection(BaseModel):
+class PublishedRejection(Model):
     """publish: one row of the `rejected` config: which stage dropped what, and why."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str
     stage: str

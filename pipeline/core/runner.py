@@ -38,6 +38,10 @@ class MissingUpstreamError(UserError):
         )
         self._parts = (stage, shard, missing_stage, missing_shard, options)
 
+    def with_options(self, options: str) -> MissingUpstreamError:
+        """The same error naming the command with the options that the person gave, e.g. ` --profile full`."""
+        return MissingUpstreamError(*self._parts[:4], options)
+
     def __reduce__(self) -> tuple[Any, ...]:
         # Errors come back from worker processes by pickle, which would call the class with the message alone.
         return type(self), self._parts

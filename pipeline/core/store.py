@@ -93,12 +93,8 @@ class Store:
         if not parts:
             raise UserError(f"{stage} {shard} is not there: run python -m pipeline.{stage} first")
         dataset = ds.dataset([os.fspath(part) for part in parts], format="parquet")
-        wanted = None
-        if ids is not None:
-            field, names = ds.field("id"), pa.array(sorted(ids), pa.string())
-            # The bounds let the reader pass over parts by their statistics: images of other batches stay on the disk.
-            bounds = (field >= min(ids)) & (field <= max(ids)) if ids else ds.scalar(False)
-            wanted = bounds & field.isin(names)
+        # The reader passes over parts by their statistics of the id: images of other batches stay on the disk.
+        wanted = ds.field("id").isin(pa.array(sorted(ids), pa.string())) if ids is not None else None
         return dataset.to_table(columns=list(columns), filter=wanted, use_threads=False).sort_by("id")
 
     def rows(
@@ -159,16 +155,12 @@ class ShardWriter:
 
     def recover(self) -> None:
         """Go through with a swap that a kill cut short, and remove what a run under another key left."""
-        # `stage.json` in a building folder says that the shard is whole and only its name was missing.
-        whole = [folder for folder in self._building() if (folder / MANIFEST).exists()]
-        if self.folder in whole:
+        if (self.folder / MANIFEST).exists():  # the shard is whole, and only its name was missing
             self._swap(self.folder)
-        elif whole and not self._place.exists():
-            self._swap(whole[0])
         elif not self._place.exists() and self._aside.exists():
             self._aside.rename(self._place)
         _remove(self._aside)
-        for stale in self._building():
+        for stale in self._place.parent.glob(f"{self._shard}.building-*"):
             if stale != self.folder:
                 _remove(stale)
 
@@ -220,9 +212,6 @@ class ShardWriter:
 
         kept = pq.read_table(self._kept_path(number), columns=["id"])["id"].to_pylist()
         return kept, pq.read_table(self._dropped_path(number)).to_pylist()
-
-    def _building(self) -> list[Path]:
-        return sorted(self._place.parent.glob(f"{self._shard}.building-*"))
 
     def _swap(self, whole: Path) -> None:
         # The pieces go only now: until `stage.json` is there, a rerun needs them.

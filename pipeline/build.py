@@ -1,0 +1,156 @@
+"""The whole build, stage after stage, over worker processes: `python -m pipeline.build --profile demo`.
+
+The flow does the same through Prefect; both run `shard_task`, and the store alone decides what is left to do.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline import footage, stages
+from pipeline.core.errors import UserError
+from pipeline.core.profile import Profile
+from pipeline.core.workers import report, worker_pool
+
+Submit = Callable[..., Future[Any]]
+
+
+@dataclass(frozen=True)
+class ShardOutcome:
+    """What a worker tells of one shard."""
+
+    stage: str
+    shard: str
+    counts: dict[str, int]
+    built: bool
+
+
+def shard_task(profile: Profile, build: str, stage: str, shard: str, force: bool = False) -> ShardOutcome:
+    """Bring one shard up to date; runs in a worker process."""
+    label = f"{stage}/{shard}"
+    result = stages.run_stage_shard(
+        stage, shard, profile, build, force=force, progress=lambda done, total: report(label, done, total)
+    )
+    return ShardOutcome(stage, shard, result.manifest["counts"], result.built)
+
+
+def film_task(profile: Profile, task: int) -> None:
+    """Film one task's clips; runs in a worker process."""
+    footage.film_task(profile, task, progress=lambda done, total: report(f"footage/{task}", done, total))
+
+
+def build_all(profile: Profile, build: str, force: bool = False, quiet: bool = False) -> bool:
+    """Run every stage over every shard. Returns whether anything had to be built.
+
+    Raises UserError for bad input, and the first error a worker met.
+    """
+    if everything_stands(profile, build) and not force:
+        return False
+    bars = Progress(quiet)
+    with worker_pool(profile.workers, bars.update) as submit:
+        state = footage.footage_state(profile)
+        if state.simulated and not state.ready:
+            footage.prepare(profile)
+            clips = (profile.footage.train_clips + profile.footage.val_clips) if profile.footage else 0
+            with bars.stage("footage", clips, "clips"):
+                for _ in _finished([submit(film_task, profile, task) for task in range(state.tasks)]):
+                    pass
+            footage.finish(profile)
+        for stage in stages.all_stages():
+            names = stages.shard_names(stage, profile)
+            with bars.stage(stage.name, 0, "records"):
+                for made in _finished([submit(shard_task, profile, build, stage.name, s, force) for s in names]):
+                    bars.update(f"{made.stage}/{made.shard}", made.counts["in"], made.counts["in"])
+    return True
+
+
+def everything_stands(profile: Profile, build: str) -> bool:
+    """Whether every shard of every stage is up to date and the dataset is in its place. Starts no worker."""
+    from pipeline.core.runner import MissingUpstreamError, content_key
+    from pipeline.core.store import Store
+    from pipeline.publish import delivery_stands
+
+    if not footage.footage_state(profile).ready:
+        return False
+    store = Store(stages.build_dir(profile, build))
+    for stage in stages.all_stages():
+        fingerprints = stages.fingerprints(stage, profile)
+        for shard in stages.shard_names(stage, profile):
+            try:
+                key = content_key(stage, profile, store, shard, fingerprints)
+            except MissingUpstreamError:
+                return False
+            manifest = store.manifest(stage.name, shard)
+            if manifest is None or manifest["key"] != key:
+                return False
+    return delivery_stands(profile, store)
+
+
+def _finished(futures: list[Future[Any]]) -> Iterator[Any]:
+    """What the tasks give, as they finish; the first error ends it, and the tasks that have not started."""
+    for future in as_completed(futures):
+        error = future.exception()
+        if error is None:
+            yield future.result()
+            continue
+        for other in futures:
+            other.cancel()
+        if isinstance(error, BrokenProcessPool):
+            raise UserError(
+                "a worker process was killed, most likely for want of memory: run the same command again to go on from "
+                "here, with --set workers=1 if it happens again"
+            ) from error
+        raise error
+
+
+class Progress:
+    """A bar with ETA a stage where somebody looks at a terminal; a line a stage where the output goes to a file."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._live = sys.stderr.isatty() and not quiet
+        self._bar: Any = None
+        self._name, self._unit, self._start = "", "", 0.0
+        self._seen: dict[str, tuple[int, int]] = {}
+
+    def stage(self, name: str, total: int, unit: str) -> Progress:
+        self._name, self._unit, self._total = name, unit, total
+        return self
+
+    def __enter__(self) -> Progress:
+        self._seen, self._start = {}, time.monotonic()
+        if self._live:
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=self._total, desc=f"{self._name:<11}", unit=f" {self._unit}", smoothing=0.1)
+        return self
+
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+        elif not self._quiet and error_type is None:
+            done = sum(done for done, _ in self._seen.values())
+            print(f"{self._name:<11} {done:>6} {self._unit} in {time.monotonic() - self._start:.1f} s", file=sys.stderr)
+
+    def update(self, task: str, done: int, total: int) -> None:
+        """Take in how far one task is; called from the pool's listening thread."""
+        if not task.startswith(f"{self._name}/"):
+            return
+        self._seen[task] = max(self._seen.get(task, (0, 0)), (done, total))  # a worker's word may come after its end
+        if self._bar is not None:
+            self._bar.total = max(self._total, sum(total for _, total in self._seen.values()))
+            self._bar.n = sum(done for done, _ in self._seen.values())
+            self._bar.refresh()
+
+
+if __name__ == "__main__":
+    from pipeline.cli import build_main
+
+    raise SystemExit(build_main())

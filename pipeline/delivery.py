@@ -1,0 +1,517 @@
+"""The dataset folder: rows put together from the shards of all stages, Parquet files, card, and the swap into place."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import os
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from pipeline.backends import registry
+from pipeline.core import card as card_module
+from pipeline.core.card import (
+    TAG,
+    CardFacts,
+    ConfigFiles,
+    EngineUsed,
+    HardCount,
+    KindCount,
+    PromptText,
+    SplitFiles,
+    StageCount,
+    card,
+)
+from pipeline.core.errors import UserError
+from pipeline.core.profile import Profile, PublishSection
+from pipeline.core.prompts import load_prompt
+from pipeline.core.records import image_stage
+from pipeline.core.stage import shard_kind
+from pipeline.core.store import Store, file_digest, write_atomically
+from schemas.arrow import arrow_schema
+from schemas.records import KINDS, PublishedImage, PublishedRejection, PublishedRow
+
+if TYPE_CHECKING:
+    from datasets import Features
+
+Shards = Sequence[tuple[str, str]]
+"""(stage, shard) of everything that was read, in the order of the stages."""
+
+SPLITS = ("train", "test")
+READ_ROWS = 256
+"""Images held in memory at once while they are copied."""
+
+_OURS = re.compile(r"README\.md|data/(train|test)-\d{5}-of-\d{5}\.parquet|rejected/rejected-\d{5}-of-\d{5}\.parquet")
+
+
+@dataclass
+class _Tally:
+    """What the rows that were written had in them."""
+
+    videos: dict[str, set[str]] = field(default_factory=lambda: {split: set() for split in SPLITS})
+    reviewed: int = 0
+    corrected: int = 0
+
+
+def features_of(model: type[BaseModel]) -> Features:
+    """The features of a published model, read off its schema; each encoded image is an `Image`."""
+    from datasets import Features, Image
+
+    features = Features.from_arrow_schema(arrow_schema(model))
+    for name, info in model.model_fields.items():
+        if info.annotation is PublishedImage:
+            features[name] = Image()
+    return features
+
+
+def delivery_note(store: Store) -> Path:
+    """Where a build remembers what it delivered: key, folder, files with sizes, and warnings."""
+    return store.build_dir / "publish" / "delivered.json"
+
+
+def deliver(profile: Profile, store: Store, manifest: Mapping[str, Any], shards: Shards) -> None:
+    """Write the dataset to the profile's `out`, unless what is there is already it.
+
+    The folder is built beside its place and swapped in whole; files of others in it are kept. Raises UserError where
+    `out` is something else than a dataset of this project.
+    """
+    out = profile.out.resolve()
+    key = delivery_key(profile, manifest)
+    place = _Place(out, store.build_dir)
+    place.recover()
+    check_out(out)
+    if _is_delivered(delivery_note(store), out, key):
+        return
+    delivery_note(store).unlink(missing_ok=True)
+    folder = place.building()
+    warnings = write_dataset(profile, store, manifest, shards, folder)
+    files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in _files(folder)}
+    place.swap()
+    note = {"key": key, "out": str(out), "files": files, "warnings": warnings}
+    write_atomically(delivery_note(store), json.dumps(note, indent=1, ensure_ascii=False).encode())
+
+
+def delivery_stands(profile: Profile, store: Store) -> bool:
+    """Whether the dataset in the profile's `out` is what the finished publish shard delivers. Reads no data."""
+    manifest = store.manifest("publish", "all")
+    return manifest is not None and _is_delivered(
+        delivery_note(store), profile.out.resolve(), delivery_key(profile, manifest)
+    )
+
+
+def delivery_key(profile: Profile, manifest: Mapping[str, Any]) -> str:
+    """What decides whether a delivered dataset still stands: the records, the profile, the columns, and this code."""
+    basis = {
+        "publish": manifest["key"],
+        "profile": profile.model_dump(mode="json", exclude={"out": True, "work": True, "workers": True}),
+        "folder": shown_folder(profile.out),
+        "columns": [str(arrow_schema(model)) for model in (PublishedRow, PublishedRejection)],
+        "code": [file_digest(Path(str(module))) for module in (__file__, card_module.__file__)],
+    }
+    return hashlib.sha256(json.dumps(basis, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def check_out(out: Path) -> None:
+    """Raises UserError unless the folder is absent, empty, or a dataset that this project wrote."""
+    if not out.exists() and not out.is_symlink():
+        return
+    if not out.is_dir():
+        raise UserError(f"out: {out} is not a folder; choose another with --set out=FOLDER")
+    if any(out.iterdir()) and not is_ours(out):
+        raise UserError(
+            f"out: {out} holds something else than a dataset of this project and stays as it is; "
+            "choose another folder with --set out=FOLDER"
+        )
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether a folder holds a dataset that this project published: its card has our tag."""
+    import yaml
+
+    path = folder / "README.md"
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        text = file.read(1 << 20).decode("utf-8", "replace")
+    parts = re.split(r"^---\s*$", text, maxsplit=2, flags=re.MULTILINE)
+    try:
+        head = yaml.safe_load(parts[1]) if len(parts) == 3 and not parts[0].strip() else None
+    except yaml.YAMLError:
+        return False
+    tags = head.get("tags") if isinstance(head, dict) else None
+    return isinstance(tags, list) and TAG in tags
+
+
+def shown_folder(out: Path) -> str:
+    """The folder as the card's example names it: never a path of the machine it was built on."""
+    return f"./{out.name if out.is_absolute() else out.as_posix()}"
+
+
+def _is_delivered(note: Path, out: Path, key: str) -> bool:
+    try:
+        known = json.loads(note.read_text("utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return False
+    if known["key"] != key or known["out"] != str(out):
+        return False
+    sizes = {name: (out / name).stat().st_size for name in known["files"] if (out / name).is_file()}
+    return sizes == known["files"]
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+
+
+class _Place:
+    """Where a dataset goes, and the two folders beside it through which it gets there."""
+
+    def __init__(self, out: Path, build_dir: Path) -> None:
+        # Two builds with one `out` do not share their half-made folders.
+        mark = hashlib.sha256(str(build_dir.resolve()).encode()).hexdigest()[:8]
+        self._out = out
+        self._new = out.with_name(f".{out.name}.building-{mark}")
+        self._old = out.with_name(f".{out.name}.old-{mark}")
+
+    def recover(self) -> None:
+        """Finish or undo a swap that a kill cut short."""
+        if self._old.is_dir():
+            if self._out.exists():
+                self._clear_old()
+            else:
+                self._old.rename(self._out)
+
+    def building(self) -> Path:
+        """An empty folder beside `out`."""
+        if self._new.exists():
+            shutil.rmtree(self._new)
+        try:
+            self._new.mkdir(parents=True)
+        except OSError as error:
+            raise UserError(
+                f"out: {self._out} cannot be made ({error.strerror}); choose another with --set out=FOLDER"
+            ) from None
+        return self._new
+
+    def swap(self) -> None:
+        """Put the new folder in the old one's place."""
+        check_out(self._out)
+        if self._out.exists():
+            self._out.rename(self._old)
+        self._new.rename(self._out)
+        self._clear_old()
+
+    def _clear_old(self) -> None:
+        if not self._old.is_dir():
+            return
+        for path in _files(self._old):
+            inside = path.relative_to(self._old)
+            if not _OURS.fullmatch(inside.as_posix()):
+                (self._out / inside).parent.mkdir(parents=True, exist_ok=True)
+                path.rename(self._out / inside)
+        shutil.rmtree(self._old)
+
+
+def write_dataset(
+    profile: Profile, store: Store, manifest: Mapping[str, Any], shards: Shards, folder: Path
+) -> list[str]:
+    """Write all files of the dataset into an empty folder. Returns what a person should be told of it."""
+    tally = _Tally()
+    publications = read_publications(store)
+    default: list[SplitFiles] = []
+    for split in SPLITS:
+        chosen = [each for each in publications if each["split"] == split]
+        rows = _rows(store, chosen, tally)
+        default += _write_split(folder, "data", split, rows, len(chosen), PublishedRow, profile.publish)
+    everywhere = [*shards, ("publish", "all")]
+    manifests = {each: store.manifest(*each) or {} for each in shards} | {("publish", "all"): dict(manifest)}
+    count = sum(each["counts"]["rejected"] + each["counts"]["failed"] for each in manifests.values())
+    dropped = _rejections(store, everywhere)
+    rejected = _write_split(folder, "rejected", "rejected", dropped, count, PublishedRejection, profile.publish)
+    facts = CardFacts(
+        title=_title(profile),
+        folder=shown_folder(profile.out),
+        simulated_footage=profile.oops.root is None,
+        simulated_images=profile.generate.backend == "simulator",
+        configs=[
+            ConfigFiles(name, splits, features_of(model)._to_yaml_list())
+            for name, splits, model in (("default", default, PublishedRow), ("rejected", rejected, PublishedRejection))
+            if splits
+        ],
+        stages=stage_counts(store, everywhere),
+        kinds=kind_counts(store, [shard for stage, shard in shards if stage == "generate"]),
+        hard=hard_counts(publications),
+        engines=engines_used(profile, manifests.values()),
+        prompts=_prompts(manifests.values()),
+        thresholds=_thresholds(profile),
+        train_videos=len(tally.videos["train"]),
+        test_videos=len(tally.videos["test"]),
+        shared_videos=len(tally.videos["train"] & tally.videos["test"]),
+        reviewed_rows=tally.reviewed,
+        corrected_rows=tally.corrected,
+        warnings=_warnings(default, rejected, manifests.values()),
+    )
+    write_atomically(folder / "README.md", card(facts).encode())
+    return list(facts.warnings)
+
+
+def read_publications(store: Store) -> list[dict[str, Any]]:
+    """What a finished publish shard decided, as rows of `Publication`, by shard and id."""
+    columns = ["id", "split", "shard", "hard_image_id", "hard_shard"]
+    return sorted(store.table("publish", "all", columns).to_pylist(), key=lambda row: (row["shard"], row["id"]))
+
+
+def _rows(store: Store, publications: Sequence[Mapping[str, Any]], tally: _Tally) -> Iterator[PublishedRow]:
+    """The rows of one split, shard by shard, in id order; images are read `READ_ROWS` at a time."""
+    for shard, group in itertools.groupby(publications, key=lambda row: row["shard"]):
+        yield from _shard_rows(store, shard, list(group), tally)
+
+
+def _shard_rows(
+    store: Store, shard: str, publications: Sequence[Mapping[str, Any]], tally: _Tally
+) -> Iterator[PublishedRow]:
+    split = shard_kind(shard)
+    texts = store.rows("decompose", shard, ["caption", "factors", "decomposer"])
+    captioners = store.rows("recaption", shard, ["captioner"])
+    labels = store.rows("attributes", shard, ["action", "anomaly", "scene", "labeller"])
+    reviews = store.rows("review", shard, ["reviewed", "corrected"]) if split == "test" else {}
+    hard_texts = _hard_texts(store, publications)
+    columns = ["source_id", "pair_id", "video", "kind", "behavior", "source_caption", "image", "width", "height",
+               "sha256", "transition_time_s", "seed", "generator"]  # fmt: skip
+    for start in range(0, len(publications), READ_ROWS):
+        part = publications[start : start + READ_ROWS]
+        ids = [each["id"] for each in part]
+        images = store.rows(image_stage(shard), shard, columns, ids)
+        poses = store.rows("keypoints", shard, ["persons", "pose_map"], ids)
+        sources = {}
+        if split == "test":
+            sources = store.rows("sources", "test-000", ["caption"], [row["source_id"] for row in images.values()])
+        for each in part:
+            record_id = each["id"]
+            image, pose, text = images[record_id], poses[record_id], texts[record_id]
+            source = sources.get(image["source_id"], {}).get("caption") if split == "test" else image["source_caption"]
+            hard = hard_texts[each["hard_image_id"]] if each["hard_image_id"] else {"caption": None, "factors": None}
+            review = reviews.get(record_id, {"reviewed": False, "corrected": False})
+            tally.videos[split].add(image["video"])
+            tally.reviewed += review["reviewed"]
+            tally.corrected += review["corrected"]
+            yield PublishedRow(
+                image=_image(record_id, image["image"]),
+                pose=_image(f"{record_id}_pose", pose["pose_map"]),
+                caption=text["caption"],
+                image_id=record_id,
+                source_id=image["source_id"],
+                source_caption=source,
+                kind=image["kind"],
+                behavior=image["behavior"],
+                action=labels[record_id]["action"],
+                anomaly=labels[record_id]["anomaly"],
+                scene=labels[record_id]["scene"],
+                factors=text["factors"],
+                hard_image_id=each["hard_image_id"],
+                hard_caption=hard["caption"],
+                hard_factors=hard["factors"],
+                pair_id=image["pair_id"],
+                video=image["video"],
+                transition_time_s=image["transition_time_s"],
+                keypoints=pose["persons"],
+                width=image["width"],
+                height=image["height"],
+                sha256=image["sha256"],
+                seed=image["seed"],
+                generator=image["generator"],
+                captioner=captioners[record_id]["captioner"],
+                labeller=labels[record_id]["labeller"],
+                decomposer=text["decomposer"],
+                reviewed=review["reviewed"],
+            )
+
+
+def _hard_texts(store: Store, publications: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Caption and factors of the hard negatives of one shard's rows; they may lie in other shards."""
+    wanted: dict[str, list[str]] = {}
+    for each in publications:
+        if each["hard_image_id"]:
+            wanted.setdefault(each["hard_shard"], []).append(each["hard_image_id"])
+    found: dict[str, dict[str, Any]] = {}
+    for shard, ids in wanted.items():
+        found |= store.rows("decompose", shard, ["caption", "factors"], ids)
+    return found
+
+
+def _image(name: str, data: bytes) -> PublishedImage:
+    return PublishedImage(bytes=data, path=f"{name}.png" if data.startswith(b"\x89PNG") else f"{name}.jpg")
+
+
+def _rejections(store: Store, shards: Shards) -> Iterator[PublishedRejection]:
+    for stage, shard in shards:
+        for row in store.dropped(stage, shard):
+            yield PublishedRejection(stage=stage, shard=shard, **row)
+
+
+def _write_split(
+    folder: Path,
+    subfolder: str,
+    split: str,
+    rows: Iterator[BaseModel],
+    count: int,
+    model: type[BaseModel],
+    section: PublishSection,
+) -> list[SplitFiles]:
+    """Write `count` rows as numbered files; nothing where there are none. Holds one row group in memory."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not count:
+        return []
+    schema = features_of(model).arrow_schema
+    (folder / subfolder).mkdir(exist_ok=True)
+    files = math.ceil(count / section.rows_per_file)
+    written = memory = disk = 0
+    for number in range(files):
+        path = folder / subfolder / f"{split}-{number:05d}-of-{files:05d}.parquet"
+        in_file = itertools.islice(rows, section.rows_per_file)
+        with path.open("wb") as file:
+            with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+                while group := list(itertools.islice(in_file, section.rows_per_group)):
+                    table = pa.Table.from_pylist([row.model_dump() for row in group], schema=schema)
+                    writer.write_table(table, row_group_size=len(group))
+                    written += len(group)
+                    memory += table.nbytes
+            file.flush()
+            os.fsync(file.fileno())
+        disk += path.stat().st_size
+    if written != count or next(rows, None) is not None:
+        raise RuntimeError(f"{split}: {count} rows were to be written, {written} were: the shards changed meanwhile")
+    return [SplitFiles(split, f"{subfolder}/{split}-*-of-{files:05d}.parquet", count, memory, disk)]
+
+
+# What the card and the report count.
+
+
+def stage_counts(store: Store, shards: Shards) -> list[StageCount]:
+    """In, kept, rejected and failed of each stage and split, over the shards that are finished."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for stage, shard in shards:
+        if store.manifest(stage, shard) is not None:
+            groups.setdefault((stage, shard_kind(shard)), []).append(shard)
+    counts = []
+    for (stage, split), names in groups.items():
+        rejected: Counter[str] = Counter()
+        failed: Counter[str] = Counter()
+        went_in = kept = 0
+        for shard in names:
+            count = (store.manifest(stage, shard) or {})["counts"]
+            went_in += count["in"]
+            kept += count["kept"]
+            for row in store.dropped(stage, shard):
+                (rejected if row["outcome"] == "rejected" else failed)[row["reason"]] += 1
+        counts.append(StageCount(stage, split, went_in, kept, dict(rejected), dict(failed)))
+    return counts
+
+
+def kind_counts(store: Store, shards: Sequence[str]) -> list[KindCount]:
+    """Generated images by kind on their way through these training shards; a stage that is not finished counts none."""
+    ways: dict[str, Counter[str]] = {stage: Counter() for stage in ("generate", "keypoints", "publish")}
+    for shard in shards:
+        for stage in ("generate", "keypoints"):
+            if store.manifest(stage, shard) is not None:
+                ways[stage].update(kind_of(record_id) for record_id in store.kept_ids(stage, shard))
+        if store.manifest("generate", shard) is not None:
+            ways["generate"].update(kind_of(row["id"]) for row in store.dropped("generate", shard))
+    if store.manifest("publish", "all") is not None:
+        ways["publish"].update(kind_of(row["id"]) for row in read_publications(store) if row["split"] == "train")
+    return [KindCount(kind, *(ways[stage][kind] for stage in ("generate", "keypoints", "publish"))) for kind in KINDS]
+
+
+def kind_of(record_id: str) -> str:
+    """The kind in a record's id, `<video key>_<kind>[...]`."""
+    return record_id.split("_")[1]
+
+
+def hard_counts(publications: Sequence[Mapping[str, Any]]) -> list[HardCount]:
+    """Published rows by split, kind and where their hard negative is."""
+    places: dict[tuple[str, str], Counter[str]] = {}
+    for each in publications:
+        where = "none" if each["hard_shard"] is None else "same" if each["hard_shard"] == each["shard"] else "other"
+        places.setdefault((each["split"], kind_of(each["id"])), Counter())[where] += 1
+    return [
+        HardCount(split, kind, places[split, kind]["same"], places[split, kind]["other"], places[split, kind]["none"])
+        for split in SPLITS
+        for kind in KINDS
+        if (split, kind) in places
+    ]
+
+
+def engines_used(profile: Profile, manifests: Iterable[Mapping[str, Any]]) -> list[EngineUsed]:
+    """The engines that the finished shards name, in the order of the stages. Paths in their settings are shortened."""
+    known: dict[str, Mapping[str, Any]] = {}
+    for manifest in manifests:
+        known |= manifest.get("engines", {})
+    used = []
+    for section, job in registry.SECTION_JOBS.items():
+        if section in known:
+            backend = getattr(profile, section).backend
+            settings = {name: _no_path(value) for name, value in known[section].get("settings", {}).items()}
+            revision = f"{known[section]['name']} {known[section]['revision']}"
+            embedded = registry.entry(section, backend).embedded
+            used.append(EngineUsed(job, backend, revision, json.dumps(settings, sort_keys=True), embedded))
+    return used
+
+
+def _no_path(value: Any) -> Any:
+    return f".../{Path(value).name}" if isinstance(value, str) and Path(value).is_absolute() else value
+
+
+def _prompts(manifests: Iterable[Mapping[str, Any]]) -> list[PromptText]:
+    used: dict[str, str] = {}
+    for manifest in manifests:
+        used |= manifest.get("prompts", {})
+    prompts = []
+    for prompt_id, sha256 in sorted(used.items()):
+        prompt = load_prompt(prompt_id)
+        text = prompt.text if prompt.sha256 == sha256 else "(the prompt's file is another by now)"
+        prompts.append(PromptText(prompt_id, sha256, prompt.source, text))
+    return prompts
+
+
+def _title(profile: Profile) -> str:
+    """The profile's title, unless that speaks of footage that a real OOPS! folder has taken the place of."""
+    return profile.title if profile.oops.root is None or profile.footage is None else "PAB rebuilt on an OOPS! folder"
+
+
+def _thresholds(profile: Profile) -> dict[str, Any]:
+    paths = ("seed", "sources.splits", "frames.splits", "frames.transition", "frames.quality_rule",
+             "generate.images_per_caption", "keypoints.people", "keypoints.structure", "similarity.max_cosine",
+             "review.reviewers")  # fmt: skip
+    flat: dict[str, Any] = {}
+    for path in paths:
+        value = profile.section(path)
+        if isinstance(value, dict):
+            flat |= {f"{path}.{name}": each for name, each in value.items()}
+        else:
+            flat[path] = ", ".join(value) if isinstance(value, list) else value
+    return flat
+
+
+def _warnings(
+    default: Sequence[SplitFiles], rejected: Sequence[SplitFiles], manifests: Iterable[Mapping[str, Any]]
+) -> list[str]:
+    there = {each.name for each in (*default, *rejected)}
+    warnings = [
+        f"no {split} image came through, so the split {split} is left out" for split in SPLITS if split not in there
+    ]
+    if "rejected" not in there:
+        warnings.append("nothing was dropped, so the config rejected is left out")
+    failed = sum(manifest["counts"]["failed"] for manifest in manifests)
+    if failed:
+        warnings.append(f"{failed} records failed on the way; the config rejected says where and why")
+    return warnings

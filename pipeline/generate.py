@@ -1,0 +1,148 @@
+"""Stage 3, generate: image number k of every source caption is shard train-k (PAB, section 3.2)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.backends.protocols import ImageRequest
+from pipeline.core.images import check_generated, encode_jpeg, to_uint8
+from pipeline.core.profile import Profile
+from pipeline.core.seeds import seed_of
+from pipeline.core.stage import Kept, Outcome, Rejected, Stage, StageContext, shard_number
+from schemas.records import Engine, ImageRecord
+
+ATTEMPTS = 2
+"""A black, flat or NaN image is tried once more with the second seed of its id, then rejected."""
+
+
+@dataclass(frozen=True)
+class GenerateItem:
+    """One image to make of one source caption."""
+
+    id: str
+    source_id: str
+    group: str = ""
+
+
+def item_id(source_id: str, number: int) -> str:
+    """`<source id>_<image number>`: the id of a generated image."""
+    return f"{source_id}_{number:03d}"
+
+
+def items(context: StageContext) -> list[GenerateItem]:
+    number = shard_number(context.shard)
+    kept = context.store.kept_ids("sources", "train-000")
+    return [GenerateItem(item_id(source, number), source) for source in kept]
+
+
+def run(context: StageContext, batch: Sequence[GenerateItem]) -> list[Outcome]:
+    number = shard_number(context.shard)
+    engine = context.engines("generate")
+    sources = context.store.rows(
+        "sources",
+        "train-000",
+        ["video", "video_key", "kind", "behavior", "caption"],
+        ids=[item.source_id for item in batch],
+    )
+    waiting = list(batch)
+    outcomes: dict[str, Outcome] = {}
+    for attempt in range(ATTEMPTS):
+        requests = [request_for(context, sources[item.source_id], item.id, number, attempt) for item in waiting]
+        again = []
+        for item, request, image in zip(waiting, requests, engine.generate(requests), strict=True):
+            fault = check_generated(image)
+            if fault is None:
+                encoded = encode_jpeg(to_uint8(image), context.profile.generate.jpeg_quality)
+                outcomes[item.id] = Kept(
+                    _record(item, sources[item.source_id], request, number, image.shape, encoded, engine)
+                )
+            else:
+                tried = f"seeds tried: {', '.join(str(_seed(context, item.id, each)) for each in range(attempt + 1))}"
+                outcomes[item.id] = Rejected(item.id, fault, tried)
+                again.append(item)
+        waiting = again
+        if not waiting:
+            break
+    return [outcomes[item.id] for item in batch]
+
+
+def request_for(
+    context: StageContext, source: dict[str, Any], record_id: str, number: int, attempt: int
+) -> ImageRequest:
+    """The request for one image. Who is shown, and where, is shared by all kinds of one video and image number; pose,
+    camera and light come from the record's own seed.
+    """
+    return ImageRequest(
+        id=record_id,
+        prompt=source["caption"],
+        kind=source["kind"],
+        identity=f"{context.profile.seed}/{source['video_key']}/{number}",
+        seed=_seed(context, record_id, attempt),
+        attempt=attempt,
+    )
+
+
+def _seed(context: StageContext, record_id: str, attempt: int) -> int:
+    return seed_of(context.profile.seed, record_id, attempt)
+
+
+def _record(
+    item: GenerateItem,
+    source: dict[str, Any],
+    request: ImageRequest,
+    number: int,
+    shape: tuple[int, ...],
+    encoded: bytes,
+    engine: Any,
+) -> ImageRecord:
+    return ImageRecord(
+        id=item.id,
+        source_id=item.source_id,
+        pair_id=f"{source['video_key']}_{number:03d}",
+        video=source["video"],
+        kind=source["kind"],
+        behavior=source["behavior"],
+        source_caption=source["caption"],
+        image=encoded,
+        width=shape[1],
+        height=shape[0],
+        sha256=hashlib.sha256(encoded).hexdigest(),
+        number=number,
+        transition_time_s=None,
+        wanted_time_s=None,
+        shown_time_s=None,
+        seed=request.seed,
+        attempt=request.attempt,
+        prompt=request.prompt,
+        prompt_cut=None,
+        generator=Engine(name=engine.name, revision=engine.revision),
+    )
+
+
+def upstream(_profile: Profile, _shard: str) -> list[tuple[str, str]]:
+    return [("sources", "train-000")]
+
+
+STAGE = Stage(
+    name="generate",
+    version=1,
+    summary="an image of every source caption, image number k in shard train-k",
+    shard_kinds=("train",),
+    reads={"sources": ("video", "video_key", "kind", "behavior", "caption")},
+    writes=ImageRecord,
+    reasons=("nan_image", "black_image", "flat_image"),
+    upstream=upstream,
+    items=items,
+    run=run,
+    config=("seed", "generate.jpeg_quality"),
+    engines=("generate",),
+)
+
+
+if __name__ == "__main__":
+    from pipeline.cli import stage_main
+
+    raise SystemExit(stage_main("generate"))
