@@ -26,6 +26,12 @@ $(READY): $(LOCK) docker/install.sh
 demo: $(READY)  ## build the demo dataset into out/pab
 	@$(BIN)/python -m pipeline.build --profile demo
 
+server: $(READY)  ## run the Prefect server on loopback
+	@$(BIN)/python -m flows.serve server
+
+worker: $(READY)  ## register build-pab/demo and build-pab/full, and run them when asked
+	@$(BIN)/python -m flows.serve worker
+
 test: lint types unit  ## lint, types and all tests
 
 lint: $(READY)
