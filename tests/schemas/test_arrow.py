@@ -95,7 +95,9 @@ people = st.builds(
 )
 real_records = st.one_of(
     st.lists(st.builds(SourceCaption, id=text, video=text, caption=text, subject_reader=engines), max_size=3),
-    st.lists(st.builds(PoseRecord, persons=st.lists(people, max_size=2).map(tuple), pose_estimator=engines), max_size=3),
+    st.lists(
+        st.builds(PoseRecord, persons=st.lists(people, max_size=2).map(tuple), pose_estimator=engines), max_size=3
+    ),
     st.lists(st.builds(Recaption, id=text, caption=text), max_size=3),
     st.lists(st.builds(Publication, id=text, hard_image_id=st.none() | text), max_size=3),
     st.lists(st.builds(Rejection, id=text, reason=text, detail=text), max_size=3),

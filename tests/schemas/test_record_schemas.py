@@ -8,14 +8,14 @@ from pydantic import BaseModel, ValidationError
 from pipeline import stages
 from schemas import records
 from schemas.arrow import arrow_schema
-from schemas.records import KINDS, Engine, Review, behavior_of
+from schemas.records import KINDS, Engine, Factors, Review, behavior_of
 from schemas.replies import FactorsReply, json_schema
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "record_schemas.txt"
 MODELS = [
     model
     for _, model in inspect.getmembers(records, inspect.isclass)
-    if issubclass(model, BaseModel) and model.__module__ == records.__name__
+    if issubclass(model, BaseModel) and model.__module__ == records.__name__ and model is not records.Model
 ]
 
 
@@ -50,13 +50,21 @@ def test_every_stage_writes_a_record_of_the_schemas():
 def test_a_record_refuses_an_unknown_field_a_missing_one_and_a_change():
     review = Review(id="a", caption="c", reviewed=False, corrected=False, votes=0)
     with pytest.raises(ValidationError):
-        Review(**review.model_dump(), note="x")
+        Review.model_validate({**review.model_dump(), "note": "x"})
     with pytest.raises(ValidationError):
-        Review(id="a", caption="c", reviewed=False, corrected=False)
+        Review.model_validate({"id": "a", "caption": "c", "reviewed": False, "corrected": False})
     with pytest.raises(ValidationError):
         review.caption = "d"
     with pytest.raises(ValidationError):
-        Engine(name="x", revision=3)
+        Engine.model_validate({"name": "x", "revision": 3})
+
+
+def test_text_that_no_file_can_hold_is_refused():
+    with pytest.raises(ValidationError, match="caption is not valid text"):
+        Review(id="a", caption="a man \ud800 runs", reviewed=False, corrected=False, votes=0)
+    with pytest.raises(ValidationError, match="action is not valid text"):
+        Factors(appearance=None, action="\udc80", background=None)
+    assert Factors(appearance="ünïcödé 🙂", action=None, background=None).appearance
 
 
 def test_goal_is_normal_and_the_failures_are_anomalies():

@@ -1,0 +1,172 @@
+import hashlib
+
+import numpy as np
+import pytest
+
+from pipeline.core.images import read_image
+from pipeline.core.runner import content_key
+from pipeline.core.seeds import seed_of
+from pipeline.generate import STAGE, item_id
+from schemas.records import KINDS, Kind, SourceCaption, behavior_of
+from tests.stage_helpers import ENGINE, FakeEngine, context, dropped, kept, picture, put, run
+
+KEYS = ("aaaaaaaaaa", "bbbbbbbbbb")
+
+
+def source(key: str, kind: Kind) -> SourceCaption:
+    return SourceCaption(
+        id=f"{key}_{kind}",
+        video=f"video {key}",
+        video_key=key,
+        oops_split="train",
+        kind=kind,
+        behavior=behavior_of(kind),
+        caption=f"a man of {key} does {kind}",
+        worker=0,
+        subject_reader=ENGINE,
+    )
+
+
+def painter(spoiled=lambda request: None) -> FakeEngine:
+    """Paints a picture of the request's own colour, or what `spoiled` gives in its place."""
+
+    def generate(requests):
+        images = []
+        for request in requests:
+            bad = spoiled(request)
+            red, green, blue = (100 + byte % 100 for byte in hashlib.sha256(f"{request.seed}".encode()).digest()[:3])
+            images.append(picture((red, green, blue), 16, 12) if bad is None else bad)
+        return images
+
+    return FakeEngine("generate", generate)
+
+
+def generating(folder, engine, shard="train-000", *overrides):
+    where = context(folder, shard, *overrides, generate=engine)
+    sources = [source(key, kind) for key in KEYS for kind in KINDS]
+    put(where, "sources", sources, SourceCaption, "train-000")
+    return where
+
+
+def requests_of(engine):
+    return {(request.id, request.attempt): request for (batch,) in engine.asked for request in batch}
+
+
+def test_image_number_k_of_every_source_caption_is_shard_k(tmp_path):
+    engine = painter()
+    where = generating(tmp_path, engine, "train-005")
+    run(STAGE, where)
+    records = kept(STAGE, where)
+    assert set(records) == {f"{key}_{kind}_005" for key in KEYS for kind in ("goal", "wentrong", "full")}
+    record = records["aaaaaaaaaa_full_005"]
+    assert record.source_id == "aaaaaaaaaa_full"
+    assert record.pair_id == "aaaaaaaaaa_005"
+    assert (record.number, record.kind, record.behavior) == (5, "full", "anomaly")
+    assert record.source_caption == record.prompt == "a man of aaaaaaaaaa does full"
+    assert (record.width, record.height) == (16, 12)
+    assert record.sha256 == hashlib.sha256(record.image).hexdigest()
+    assert read_image(record.image, "x").shape == (12, 16, 3)
+    assert record.transition_time_s is record.shown_time_s is None
+
+
+def test_all_kinds_of_one_video_and_number_share_who_is_shown_and_nothing_else_does(tmp_path):
+    identities: dict[str, list[str]] = {}
+    seeds = set()
+    for shard in ("train-000", "train-001"):
+        engine = painter()
+        run(STAGE, generating(tmp_path, engine, shard))
+        for request in requests_of(engine).values():
+            identities.setdefault(request.identity, []).append(request.kind)
+            seeds.add(request.seed)
+    assert len(identities) == 4  # two videos, two numbers
+    assert all(sorted(kinds) == ["full", "goal", "wentrong"] for kinds in identities.values())
+    assert len(seeds) == 12
+
+
+def test_the_seed_comes_from_the_profiles_seed_the_id_and_the_attempt(tmp_path):
+    engine = painter()
+    where = generating(tmp_path, engine, "train-000", "seed=7")
+    run(STAGE, where)
+    record = kept(STAGE, where)["bbbbbbbbbb_goal_000"]
+    assert record.seed == seed_of(7, "bbbbbbbbbb_goal_000", 0)
+    assert record.attempt == 0
+
+
+def test_images_do_not_depend_on_what_else_is_in_the_batch(tmp_path):
+    digests = []
+    for size in (1, 2, 6):
+        where = generating(tmp_path / str(size), painter(), "train-000", f"batch_records={size}")
+        run(STAGE, where)
+        digests.append({name: record.sha256 for name, record in kept(STAGE, where).items()})
+    assert digests[0] == digests[1] == digests[2]
+
+
+NAN = np.full((12, 16, 3), 0.5, np.float32)
+NAN[0, 0, 0] = np.nan
+
+
+@pytest.mark.parametrize(
+    ("image", "reason"),
+    [
+        (np.zeros((12, 16, 3), np.uint8), "black_image"),
+        (np.full((12, 16, 3), 90, np.uint8), "flat_image"),
+        (NAN, "nan_image"),
+    ],
+    ids=["black", "flat", "nan"],
+)
+def test_a_worthless_image_is_tried_once_more_with_the_second_seed_and_then_rejected(tmp_path, image, reason):
+    bad, mended = "aaaaaaaaaa_goal_000", "bbbbbbbbbb_goal_000"
+    engine = painter(
+        lambda request: image if request.id == bad or (request.id, request.attempt) == (mended, 0) else None
+    )
+    where = generating(tmp_path, engine)
+    result = run(STAGE, where)
+    asked = requests_of(engine)
+    assert [attempt for name, attempt in asked if name == bad] == [0, 1]
+    assert asked[bad, 0].seed != asked[bad, 1].seed
+    assert asked[bad, 0].identity == asked[bad, 1].identity
+    assert dropped(STAGE, where) == {bad: f"rejected: {reason}"}
+    detail = where.store.dropped("generate", "train-000")[0]["detail"]
+    assert str(asked[bad, 0].seed) in detail
+    assert str(asked[bad, 1].seed) in detail
+    record = kept(STAGE, where)[mended]
+    assert (record.attempt, record.seed) == (1, asked[mended, 1].seed)
+    assert max(attempt for _, attempt in asked) == 1
+    assert result.manifest["counts"]["kept"] == 5
+
+
+def test_an_image_of_floats_is_rounded(tmp_path):
+    image = np.linspace(0, 1, 12 * 16 * 3, dtype=np.float32).reshape(12, 16, 3)
+    where = generating(tmp_path, painter(lambda _request: image))
+    run(STAGE, where)
+    shown = read_image(kept(STAGE, where)["aaaaaaaaaa_goal_000"].image, "x").astype(int)
+    assert np.abs(shown - image * 255).max() < 25  # JPEG
+    assert np.abs(shown - image * 255).mean() < 4
+
+
+def test_an_engine_that_gives_too_few_images_fails_the_records_and_not_the_shard(tmp_path):
+    where = generating(tmp_path, FakeEngine("generate", lambda requests: [picture()] * (len(requests) - 1)))
+    assert run(STAGE, where).manifest["counts"] == {"in": 6, "kept": 0, "rejected": 0, "failed": 6}
+
+
+def test_an_engine_that_raises_for_one_prompt_costs_that_image(tmp_path):
+    def generate(requests):
+        if any(request.id.startswith("aaaaaaaaaa_full") for request in requests):
+            raise RuntimeError("out of memory")
+        return [picture() for _ in requests]
+
+    where = generating(tmp_path, FakeEngine("generate", generate))
+    run(STAGE, where)
+    assert dropped(STAGE, where) == {"aaaaaaaaaa_full_000": "failed: RuntimeError"}
+
+
+def test_the_seed_of_the_profile_changes_the_key(tmp_path):
+    keys = set()
+    for seed in (0, 1):
+        where = generating(tmp_path / str(seed), painter(), "train-000", f"seed={seed}")
+        keys.add(content_key(STAGE, where.profile, where.store, where.shard, {}))
+    assert len(keys) == 2
+
+
+def test_ids_say_source_and_number():
+    assert item_id("0123456789_full", 7) == "0123456789_full_007"
