@@ -1,6 +1,6 @@
 """Builds the demo from nothing in a folder of its own, then again, and prints time, memory and what was kept.
 
-    python -m bench.demo [--workers 2] [--folder DIR]
+python -m bench.demo [--workers 2] [--folder DIR]
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
-        command = [sys.executable, "-m", "pipeline.build", f"--set=work={folder / 'work'}", f"--set=out={folder / 'out'}"]
-        command.append(f"--set=workers={options.workers}")
+        values = {"work": folder / "work", "out": folder / "out", "workers": options.workers}
+        command = [sys.executable, "-m", "pipeline.build", *(f"--set={key}={value}" for key, value in values.items())]
         for name in ("from nothing", "again"):
             seconds, memory, code = run_measured(command)
             print(f"{name:<13} {seconds:7.1f} s   {memory:5.2f} GiB at most   exit code {code}")
@@ -70,7 +70,8 @@ def main() -> int:
             total["kept"] += manifest["counts"]["kept"]
             total["seconds"] += manifest["seconds"]
         for stage, total in stages.items():
-            print(f"{stage:<13} in {total['in']:>5.0f}   kept {total['kept']:>5.0f}   {total['seconds']:7.1f} worker-seconds")
+            counts = f"in {total['in']:>5.0f}   kept {total['kept']:>5.0f}"
+            print(f"{stage:<13} {counts}   {total['seconds']:7.1f} worker-seconds")
     return 0
 
 

@@ -1,5 +1,5 @@
 """`python -m pipeline`: lists the stages."""
 
-from pipeline.cli import list_stages
+from pipeline.run_stage import list_stages
 
 raise SystemExit(list_stages())

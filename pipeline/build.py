@@ -5,18 +5,21 @@ The flow does the same through Prefect; both run `shard_task`, and the store alo
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline import footage, stages
+from pipeline import footage, preflight, stages
+from pipeline import report as reports
+from pipeline.cli import DONE, SOME_FAILED, WRONG, common_parser, guarded, profile_and_build
 from pipeline.core.errors import UserError
-from pipeline.core.profile import Profile
-from pipeline.core.workers import report, worker_pool
+from pipeline.core.profile import Profile, oops_root
+from pipeline.core.workers import report, use_one_thread, worker_pool
 
 Submit = Callable[..., Future[Any]]
 
@@ -150,7 +153,50 @@ class Progress:
             self._bar.refresh()
 
 
-if __name__ == "__main__":
-    from pipeline.cli import build_main
+def main(argv: Sequence[str] | None = None) -> int:
+    """`python -m pipeline.build`."""
+    use_one_thread()
+    parser = common_parser("pipeline.build", "Build the whole dataset, stage after stage, resuming what is there.")
+    parser.add_argument("--force", action="store_true", help="build every shard again")
+    parser.add_argument("--dry-run", action="store_true", help="say what would run and what is missing; build nothing")
+    options = parser.parse_args(argv)
+    return guarded(lambda: _run_build(options))
 
-    raise SystemExit(build_main())
+
+def _run_build(options: argparse.Namespace) -> int:
+    profile, name = profile_and_build(options)
+    missing = preflight.missing_pieces(profile)
+    if options.dry_run:
+        _print_plan(profile, name)
+        for piece in missing:
+            print(f"missing: {piece}")
+        return WRONG if missing else DONE
+    if missing:
+        raise UserError(preflight.explain(options.profile, missing))
+    start = time.monotonic()
+    built = build_all(profile, name, options.force)
+    sheets = reports.write_sheets(profile, name)
+    summary = reports.summary(profile, name)
+    print(reports.format_summary(summary))
+    print()
+    print(f"{'built' if built else 'up to date'} in {time.monotonic() - start:.0f} s: {profile.out}")
+    for sheet in sheets:
+        print(f"look at   {sheet}")
+    print(f"load it   python -c \"import datasets; print(datasets.load_dataset('{profile.out}'))\"")
+    print("go on     python -m pipeline lists the stages; python -m pipeline.decompose --shard 3 runs one")
+    return SOME_FAILED if summary.failed else DONE
+
+
+def _print_plan(profile: Profile, name: str) -> None:
+    state = footage.footage_state(profile)
+    if state.simulated:
+        print(f"footage      {'up to date' if state.ready else 'to be filmed'}: {oops_root(profile)}")
+    if not state.ready or oops_root(profile).is_dir():
+        for made in stages.all_stages():
+            names = stages.shard_names(made, profile)
+            print(f"{made.name:<12} {len(names):>3} shards  {made.summary}")
+    print(f"work in {stages.build_dir(profile, name)}, dataset in {profile.out}, {profile.workers} workers")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pipeline.cli import DONE, Bar, common_parser, guarded, profile_and_build
 from pipeline.core.profile import Profile, oops_root
 from pipeline.core.runner import Progress
 from pipeline.core.store import write_atomically
+from pipeline.core.workers import use_one_thread
 from pipeline.formats.oops_shards import FOOTAGE_MARKER
 
 CLIPS_PER_TASK = 10
@@ -70,6 +73,14 @@ def finish(profile: Profile) -> None:
     write_atomically(root / FOOTAGE_MARKER, _marked(profile).encode())
 
 
+def film_all(profile: Profile) -> None:
+    """Film what is missing, in this process."""
+    prepare(profile)
+    for task in range(footage_state(profile).tasks):
+        film_task(profile, task, Bar(f"footage {task}"))
+    finish(profile)
+
+
 def _marked(profile: Profile) -> str:
     from pipeline.backends.simulator import REVISION
 
@@ -83,7 +94,26 @@ def _marker_text(profile: Profile) -> str | None:
     return marker.read_text("utf-8") if marker.exists() else None
 
 
-if __name__ == "__main__":
-    from pipeline.cli import footage_main
+def main(argv: Sequence[str] | None = None) -> int:
+    """`python -m pipeline.footage`."""
+    use_one_thread()
+    parser = common_parser("pipeline.footage", "Film the simulator's OOPS! folder (where no real one is named).")
+    options = parser.parse_args(argv)
 
-    raise SystemExit(footage_main())
+    def run() -> int:
+        profile, _ = profile_and_build(options)
+        state = footage_state(profile)
+        if not state.simulated:
+            print(f"nothing to film: the profile reads {oops_root(profile)}")
+        elif state.ready:
+            print(f"up to date: {oops_root(profile)}")
+        else:
+            film_all(profile)
+            print(f"filmed {oops_root(profile)}")
+        return DONE
+
+    return guarded(run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -149,6 +149,6 @@ STAGE = Stage(
 
 
 if __name__ == "__main__":
-    from pipeline.cli import stage_main
+    from pipeline.run_stage import stage_main
 
     raise SystemExit(stage_main("frames"))

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.backends import registry
+from pipeline.core.errors import UserError
 from pipeline.core.profile import DEFAULT_PROFILE, Profile
+from pipeline.delivery import check_out
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Missing:
 
 def missing_pieces(profile: Profile) -> list[Missing]:
     """Everything the profile's build lacks on this machine; empty where it can start."""
-    found = _missing_folder(profile)
+    found = _missing_folder(profile) + _taken_out(profile)
     engines = {section: registry.entry(section, getattr(profile, section).backend) for section in registry.SECTION_JOBS}
     gpu = gpu_memory_gib() if any(entry.gpu_gib is not None for entry in engines.values()) else 0.0
     for section, entry in engines.items():
@@ -54,6 +56,16 @@ def _missing_folder(profile: Profile) -> list[Missing]:
     else:
         return []
     return [Missing("oops", what, "give --set oops.root=FOLDER, or use --profile demo, which films its own")]
+
+
+def _taken_out(profile: Profile) -> list[Missing]:
+    # The dataset is written last: hours of work should not end at a folder that may not be replaced.
+    try:
+        check_out(profile.out.resolve())
+    except UserError as error:
+        what, _, remedy = str(error).removeprefix("out: ").partition("; ")
+        return [Missing("out", what, remedy)]
+    return []
 
 
 def _missing_for_engine(

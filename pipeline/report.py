@@ -383,7 +383,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(f"look at   {path}")
         return cli.SOME_FAILED if found.failed else cli.DONE
 
-    return cli._guarded(run)
+    return cli.guarded(run)
 
 
 if __name__ == "__main__":

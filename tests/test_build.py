@@ -1,4 +1,4 @@
-"""Whole builds through the real command line: the same bytes however they are run, and nothing lost when they are not."""
+"""Whole builds through the real command line: the same bytes however they are run, and nothing lost."""
 
 from __future__ import annotations
 

@@ -41,9 +41,9 @@ _TURN_AGREEMENT = 0.055
 _MIRROR_AGREEMENT = 0.07
 _MIRRORED = (0, 2, 1, 4, 3, 6, 5, 8, 7, 10, 9, 12, 11, 14, 13, 16, 15)  # left and right of COCO-17 exchanged
 _TILE_SIDE = 448
-# A doubtful upright fit of at least this quality counts where the pedestrian detector is this sure of a box that overlaps
-# it (intersection over union) by this much. On real frames its weights for people lie at 0.5 to 2.5, for furniture and
-# water below 0.7 and once at 1.05; there BlazePose fits nothing of this quality.
+# A doubtful upright fit of at least this quality counts where the pedestrian detector is this sure of a box that
+# overlaps it (intersection over union) by this much. On real frames its weights for people lie at 0.5 to 2.5, for
+# furniture and water below 0.7 and once at 1.05; there BlazePose fits nothing of this quality.
 _PEDESTRIAN_QUALITY = 0.5
 _PEDESTRIAN_WEIGHT = 1.0
 _PEDESTRIAN_OVERLAP = 0.4
@@ -213,14 +213,15 @@ def _seen_by_the_pedestrian_detector(image: np.ndarray, looks: Sequence[_Seen]) 
 
 
 def pedestrian_boxes(image: np.ndarray) -> list[tuple[float, float, float, float]]:
-    """The boxes (x0, y0, x1, y1 in pixels) that OpenCV's HOG people detector is sure of, in a picture at twice its size:
-    its window is 128 pixels high.
+    """The boxes (x0, y0, x1, y1 in pixels) that OpenCV's HOG people detector is sure of.
+
+    It looks at the picture at twice its size, since its window is 128 pixels high.
     """
     import cv2
 
     cv2.setNumThreads(1)  # the order of its boxes hangs on the threads
     detector = cv2.HOGDescriptor()
-    detector.setSVMDetector(cv2.HOGDescriptor.getDefaultPeopleDetector())
+    detector.setSVMDetector(np.asarray(cv2.HOGDescriptor.getDefaultPeopleDetector(), dtype=np.float32))
     enlarged = cv2.resize(np.ascontiguousarray(image), None, fx=2, fy=2, interpolation=cv2.INTER_CUBIC)
     found, weights = detector.detectMultiScale(enlarged, winStride=(8, 8), padding=(16, 16), scale=1.05)
     return [

@@ -20,7 +20,7 @@ from pipeline.core.errors import UserError
 class BackendEntry:
     """One engine for one job.
 
-    target: `module:class`, or None where this version holds no code for it yet. packages: import name -> what to install.
+    target: `module:class`, or None where this version holds no code for it. packages: import name -> what to install.
     weights: the profile setting that names the weights' folder or hub id. gpu_gib: GPU memory it wants, GiB.
     instead: the engine that does the job without a GPU.
     """
