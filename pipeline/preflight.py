@@ -74,7 +74,10 @@ def _missing_for_engine(
     # The settings are those of the engine that is missing; the other one would refuse them, or be recorded with them.
     other = f"--set {section}.backend={entry.instead}" + (f" --set {section}.settings={{}}" if settings else "")
     instead = f"or use {other}" if entry.instead else ""
-    found = []
+    found = [
+        Missing(section, f"'{entry.name}' has no setting '{key}'", f"it has {', '.join(entry.settings) or 'none'}")
+        for key in registry.unknown_settings(section, entry.name, settings)
+    ]
     if entry.target is None:
         what = f"the '{entry.name}' {entry.job} is not part of this version"
         found.append(Missing(section, what, f"use {other}"))

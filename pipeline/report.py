@@ -33,6 +33,9 @@ _CELL = 200
 _SHEET_VERSION = 1
 
 
+_PROBLEMS_SHOWN = 10
+
+
 @dataclass(frozen=True)
 class StageRow:
     """A line of the table: a stage in one split. shards: those finished, of how many; seconds: of all of them."""
@@ -93,6 +96,7 @@ def summary(profile: Profile, build: str) -> Summary:
         for row in rows
         if not row.count.adds_up
     ]
+    warnings += _folder_warnings(profile)
     publications = _publications(store)
     if publications:
         warnings += _delivery_warnings(profile, store)
@@ -105,6 +109,18 @@ def summary(profile: Profile, build: str) -> Summary:
         hard=tuple(delivery.hard_counts(publications)),
         warnings=tuple(warnings),
     )
+
+
+def _folder_warnings(profile: Profile) -> list[str]:
+    """What is wrong with the OOPS! folder itself, a line each, the first few."""
+    from pipeline.core.profile import oops_root
+    from pipeline.formats.oops_shards import open_folder
+
+    if not oops_root(profile).is_dir():
+        return []
+    problems = [f"OOPS! folder: {where}: {what}" for where, what in open_folder(profile).problems]
+    more = [f"OOPS! folder: {len(problems) - _PROBLEMS_SHOWN} more"] if len(problems) > _PROBLEMS_SHOWN else []
+    return problems[:_PROBLEMS_SHOWN] + more
 
 
 def _publications(store: Store) -> list[dict[str, Any]]:

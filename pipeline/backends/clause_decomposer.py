@@ -34,7 +34,7 @@ _BATCH = 128
 class ClauseDecomposer:
     """Decomposer of the embedded backend; asks no model, so the prompt is not used."""
 
-    name = "clause-decomposer"
+    name = "clauses"
 
     def __init__(self, context: BackendContext) -> None:
         """Loads nothing: the parser comes with the first caption."""

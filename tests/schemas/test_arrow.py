@@ -94,7 +94,9 @@ people = st.builds(
     score=st.floats(0, 1),
 )
 real_records = st.one_of(
-    st.lists(st.builds(SourceCaption, id=text, video=text, caption=text, subject_reader=engines), max_size=3),
+    st.lists(
+        st.builds(SourceCaption, id=text, caption=text, worker=st.integers(0, 9), subject_reader=engines), max_size=3
+    ),
     st.lists(
         st.builds(PoseRecord, persons=st.lists(people, max_size=2).map(tuple), pose_estimator=engines), max_size=3
     ),
