@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.backends.protocols import LabelRequest, Labels, Person
 from pipeline.core.profile import Profile
 from pipeline.core.records import filtered_stage, image_rows, image_stage, person_rows
-from pipeline.core.stage import Kept, Outcome, Ref, Rejected, Stage, StageContext, shard_kind
+from pipeline.core.stage import Kept, Outcome, Ref, Stage, StageContext, shard_kind
 from schemas.records import Attributes, Engine, PromptUsed
 
 QUESTION = {"normal": "action", "anomaly": "anomaly"}
@@ -65,8 +65,7 @@ def _source_captions(context: StageContext, images: dict[str, dict[str, Any]]) -
 
 
 def _outcome(request: LabelRequest, labels: Labels, engine: Engine, used: tuple[PromptUsed, ...]) -> Outcome:
-    if labels.behavior is None and labels.scene is None:
-        return Rejected(request.id, "no_labels", json.dumps(dict(labels.raw), ensure_ascii=False, sort_keys=True))
+    # A question without an answer leaves its column null: an image is not dropped for want of a label.
     normal = request.behavior == "normal"
     return Kept(
         Attributes(
@@ -105,7 +104,7 @@ STAGE = Stage(
         "sources (test)": ("caption",),
     },
     writes=Attributes,
-    reasons=("no_labels",),
+    reasons=(),
     upstream=upstream,
     items=items,
     run=run,

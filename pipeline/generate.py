@@ -12,7 +12,7 @@ from pipeline.core.images import check_generated, encode_jpeg, to_uint8
 from pipeline.core.profile import Profile
 from pipeline.core.seeds import seed_of
 from pipeline.core.stage import Kept, Outcome, Rejected, Stage, StageContext, shard_number
-from schemas.records import Engine, ImageRecord
+from schemas.records import KINDS, Engine, ImageRecord
 
 ATTEMPTS = 2
 """A black, flat or NaN image is tried once more with the second seed of its id, then rejected."""
@@ -47,10 +47,11 @@ def run(context: StageContext, batch: Sequence[GenerateItem]) -> list[Outcome]:
         ["video", "video_key", "kind", "behavior", "caption"],
         ids=[item.source_id for item in batch],
     )
+    about = video_texts(context, sorted({row["video_key"] for row in sources.values()}))
     waiting = list(batch)
     outcomes: dict[str, Outcome] = {}
     for attempt in range(ATTEMPTS):
-        requests = [request_for(context, sources[item.source_id], item.id, number, attempt) for item in waiting]
+        requests = [request_for(context, sources[item.source_id], about, item.id, number, attempt) for item in waiting]
         again = []
         for item, request, image in zip(waiting, requests, engine.generate(requests), strict=True):
             fault = check_generated(image)
@@ -69,8 +70,18 @@ def run(context: StageContext, batch: Sequence[GenerateItem]) -> list[Outcome]:
     return [outcomes[item.id] for item in batch]
 
 
+def video_texts(context: StageContext, video_keys: Sequence[str]) -> dict[str, str]:
+    """What the kept source captions say of each of these videos, in the order of the kinds, one text a video key."""
+    ids = [f"{key}_{kind}" for key in video_keys for kind in KINDS]
+    rows = context.store.rows("sources", "train-000", ["caption"], ids)
+    return {
+        key: ". ".join(rows[f"{key}_{kind}"]["caption"] for kind in KINDS if f"{key}_{kind}" in rows)
+        for key in video_keys
+    }
+
+
 def request_for(
-    context: StageContext, source: dict[str, Any], record_id: str, number: int, attempt: int
+    context: StageContext, source: dict[str, Any], about: dict[str, str], record_id: str, number: int, attempt: int
 ) -> ImageRequest:
     """The request for one image. Who is shown, and where, is shared by all kinds of one video and image number; pose,
     camera and light come from the record's own seed.
@@ -82,6 +93,7 @@ def request_for(
         identity=f"{context.profile.seed}/{source['video_key']}/{number}",
         seed=_seed(context, record_id, attempt),
         attempt=attempt,
+        context=about[source["video_key"]],
     )
 
 

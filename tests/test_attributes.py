@@ -91,8 +91,10 @@ def test_a_real_frame_is_asked_about_with_its_videos_caption_or_else_its_re_capt
     assert (records["a_goal"].asked_with, records["b_wentrong"].asked_with) == ("source caption", "re-caption")
 
 
-def test_an_image_of_which_nothing_could_be_said_is_rejected_with_the_answers(tmp_path):
+def test_an_image_of_which_nothing_could_be_said_goes_on_without_labels_and_keeps_the_answers(tmp_path):
     where = prepared(tmp_path, labeller({"a_goal": Labels(None, None, {"scene": "I cannot tell."})}))
     run(STAGE, where)
-    assert dropped(STAGE, where) == {"a_goal": "rejected: no_labels"}
-    assert json.loads(where.store.dropped("attributes", "train-000")[0]["detail"]) == {"scene": "I cannot tell."}
+    assert dropped(STAGE, where) == {}
+    record = kept(STAGE, where)["a_goal"]
+    assert (record.action, record.anomaly, record.scene) == (None, None, None)
+    assert json.loads(record.raw) == {"scene": "I cannot tell."}

@@ -170,3 +170,13 @@ def test_the_seed_of_the_profile_changes_the_key(tmp_path):
 
 def test_ids_say_source_and_number():
     assert item_id("0123456789_full", 7) == "0123456789_full_007"
+
+
+def test_all_kinds_of_a_video_are_told_the_same_of_it_and_share_the_identity(tmp_path):
+    engine = painter()
+    run(STAGE, generating(tmp_path, engine))
+    for key in KEYS:
+        told = {(each.context, each.identity) for each in requests_of(engine).values() if each.id.startswith(key)}
+        assert len(told) == 1
+        ((text, _),) = told
+        assert text == f"a man of {key} does goal. a man of {key} does wentrong. a man of {key} does full"

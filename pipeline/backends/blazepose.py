@@ -13,11 +13,8 @@ half its score, and the people filter drops it as of low confidence.
 from __future__ import annotations
 
 import functools
-import os
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +22,7 @@ import numpy as np
 
 from pipeline.backends.pixel_reading import as_rgb
 from pipeline.backends.protocols import BackendContext, Person
+from pipeline.core.quiet import silent_output
 
 # COCO-17 in BlazePose's 33 points.
 BLAZEPOSE_TO_COCO = (0, 2, 5, 7, 8, 11, 12, 13, 14, 15, 16, 23, 24, 25, 26, 27, 28)
@@ -295,7 +293,8 @@ def _person(seen: _Seen, width: int, height: int) -> Person:
 
 def _open_graph() -> Any:
     """mediapipe's pose graph in static mode, with the detector's score as an output (its Pose class hides it)."""
-    with _quiet():
+    with silent_output(2), warnings.catch_warnings():  # its start-up notes, some of them from C++
+        warnings.simplefilter("ignore")
         try:
             import mediapipe
             from mediapipe.python.solution_base import SolutionBase
@@ -328,22 +327,3 @@ def _open_graph() -> Any:
         # The first picture prints the engine's start-up notes: let it be one of ours, while nobody listens.
         graph.process({"image": np.zeros((64, 64, 3), dtype=np.uint8)})
     return graph
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Nothing on standard error meanwhile: mediapipe's C++ writes start-up notes to file descriptor 2 itself."""
-    sys.stderr.flush()
-    saved = os.dup(2)
-    try:
-        null = os.open(os.devnull, os.O_WRONLY)
-        try:
-            os.dup2(null, 2)
-        finally:
-            os.close(null)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)

@@ -52,7 +52,8 @@ class ImageRequest:
 
     id: the record's id. prompt: the text to draw. kind: goal | wentrong | full. identity: what goal, wentrong and full
     of one source and image number share (who it is, clothes, place). seed: of this record. attempt: 0, or 1 for the
-    second try after a black image.
+    second try after a black image. context: what the sources say of the video as a whole, the same for all its kinds;
+    an engine that can may take place and person from it where the prompt names none.
     """
 
     id: str
@@ -61,6 +62,7 @@ class ImageRequest:
     identity: str
     seed: int
     attempt: int = 0
+    context: str = ""
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,9 @@ Everything is told in the person's own axes (he goes along +x, the ground is at 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import os
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,6 +42,7 @@ from pipeline.backends.simulator.skeleton import (
     posed,
     quaternion,
 )
+from pipeline.core.quiet import silent_output
 
 STEP = 1 / 160
 WATER_FLOOR = -0.11
@@ -424,28 +422,14 @@ def _urdf() -> str:
     return "".join(parts) + "</robot>"
 
 
-@contextlib.contextmanager
-def _silent_stdout() -> Iterator[None]:
-    """Bullet prints its argument list as it connects; a stage's output is for its reader."""
-    sys.stdout.flush()
-    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 1)
-        yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
-        os.close(nowhere)
-
-
 class World:
     """One PyBullet client, emptied before every fall so that no fall knows the one before."""
 
     def __init__(self) -> None:
-        import pybullet
-        from pybullet_utils.bullet_client import BulletClient
+        with silent_output(1, 2):  # Bullet tells when it was built and what it connects to
+            import pybullet
+            from pybullet_utils.bullet_client import BulletClient
 
-        with _silent_stdout():
             self.bullet: Any = BulletClient(connection_mode=pybullet.DIRECT)
         self._folder = tempfile.TemporaryDirectory(prefix="humanoid-")
         self._file = Path(self._folder.name) / "humanoid.urdf"

@@ -53,20 +53,25 @@ def _named(text: str, choices: dict[str, tuple[str, ...]]) -> str | None:
     return found
 
 
-def understand(prompt: str, identity: str) -> Meaning:
-    """What to draw for a free short caption; what it leaves open is settled by the identity."""
-    text = " " + prompt.lower() + " "
+def understand(prompt: str, identity: str, context: str = "") -> Meaning:
+    """What to draw for a free short caption.
+
+    Place and person are those of the context (what is said of the whole video), so that they are the same in all its
+    kinds; action and failure are the prompt's, else the context's. What neither says is settled by the identity.
+    """
+    text, about = f" {prompt.lower()} ", f" {(context or prompt).lower()} "
     rng = generator("meaning", identity)
     drawn = rng.random(4)
     actions = {name: action.words for name, action in ACTIONS.items()}
-    action = _named(text, actions) or list(ACTIONS)[int(drawn[0] * len(ACTIONS))]
+    action = _named(text, actions) or _named(about, actions) or list(ACTIONS)[int(drawn[0] * len(ACTIONS))]
     falls = ACTIONS[action].falls
-    failure = _named(text, {name: item.words for name, item in FAILURES.items()}) or falls[int(drawn[1] * len(falls))]
-    scene = _named(text, {name: place.words for name, place in PLACES.items()})
+    failures = {name: item.words for name, item in FAILURES.items()}
+    failure = _named(text, failures) or _named(about, failures) or falls[int(drawn[1] * len(falls))]
+    scene = _named(about, {name: place.words for name, place in PLACES.items()})
     if scene is None:
         fitting = fitting_scenes(action, failure)
         scene = fitting[int(drawn[2] * len(fitting))]
-    return Meaning(action, failure, scene, _named(text, dict(_WHO)))
+    return Meaning(action, failure, scene, _named(about, dict(_WHO)))
 
 
 class SimulatorTextToImage:
@@ -105,7 +110,7 @@ class SimulatorTextToImage:
 
 def draw(request: ImageRequest, size: int = 320, bad_share: float = 0.25) -> tuple[np.ndarray, dict[str, Any]]:
     """The image of one request, uint8 (size, size, 3), and its truth: the same whatever was drawn before."""
-    meaning = understand(request.prompt, request.identity)
+    meaning = understand(request.prompt, request.identity, request.context)
     looks = draw_looks(generator("looks", request.identity), meaning.who)
     seed = f"{request.seed}/{request.attempt}"
     rng = generator("image", seed)

@@ -171,3 +171,15 @@ def test_there_is_enough_to_see():
 def test_a_setting_that_makes_no_sense_is_refused(tmp_path, settings):
     with pytest.raises(ValueError, match="simulator"):
         maker(tmp_path, **settings)
+
+
+def test_place_and_person_are_the_videos_and_action_and_failure_the_prompts() -> None:
+    about = "a woman rides her skateboard on the beach. she slips off"
+    goal = understand("a woman rides her skateboard on the beach", "k", about)
+    wrong = understand("she slips off", "k", about)
+    assert (
+        (goal.scene, goal.who, goal.action)
+        == (wrong.scene, wrong.who, wrong.action)
+        == ("beach", "woman", "skateboarding")
+    )
+    assert understand("he does a cartwheel", "k", about).action.startswith("cartwheel")
