@@ -43,9 +43,10 @@ def shard_task(profile: Profile, build: str, stage: str, shard: str, force: bool
     return ShardOutcome(stage, shard, result.manifest["counts"], result.built)
 
 
-def film_task(profile: Profile, task: int) -> None:
-    """Film one task's clips; runs in a worker process."""
-    footage.film_task(profile, task, progress=lambda done, total: report(f"footage/{task}", done, total))
+def film_task(profile: Profile, task: int) -> tuple[str, int]:
+    """Film one task's clips; runs in a worker process. Returns the task's label and how many clips it has."""
+    label = f"footage/{task}"
+    return label, footage.film_task(profile, task, progress=lambda done, total: report(label, done, total))
 
 
 def build_all(profile: Profile, build: str, force: bool = False, quiet: bool = False) -> bool:
@@ -62,8 +63,8 @@ def build_all(profile: Profile, build: str, force: bool = False, quiet: bool = F
             footage.prepare(profile)
             clips = (profile.footage.train_clips + profile.footage.val_clips) if profile.footage else 0
             with bars.stage("footage", clips, "clips"):
-                for _ in _finished([submit(film_task, profile, task) for task in range(state.tasks)]):
-                    pass
+                for label, filmed in _finished([submit(film_task, profile, task) for task in range(state.tasks)]):
+                    bars.update(label, filmed, filmed)
             footage.finish(profile)
         for stage in stages.all_stages():
             names = stages.shard_names(stage, profile)
@@ -165,6 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run_build(options: argparse.Namespace) -> int:
     profile, name = profile_and_build(options)
+    stages.build_dir(profile, name)  # refuses a name that is no name before anything runs
     missing = preflight.missing_pieces(profile)
     if options.dry_run:
         _print_plan(profile, name)

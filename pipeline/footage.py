@@ -45,8 +45,8 @@ def prepare(profile: Profile) -> None:
     write_atomically(started, _marked(profile).encode())
 
 
-def film_task(profile: Profile, task: int, progress: Progress | None = None) -> None:
-    """Film the clips of one task; those that are there already stay as they are."""
+def film_task(profile: Profile, task: int, progress: Progress | None = None) -> int:
+    """Film the clips of one task; those that are there already stay as they are. Returns how many clips it has."""
     from pipeline.backends.simulator import footage as simulator
 
     assert profile.footage is not None
@@ -60,6 +60,7 @@ def film_task(profile: Profile, task: int, progress: Progress | None = None) -> 
             simulator.write_clip(root, plan)
         if progress:
             progress(done, len(mine))
+    return len(mine)
 
 
 def finish(profile: Profile) -> None:

@@ -554,6 +554,12 @@ def _limits(facts: CardFacts) -> str:
             "Simulated people have simple bodies and faces, few clothes and scenes, and fall as physics lets a "
             "ragdoll fall; real people do not look or fall like that."
         )
+    if any(each.job == "text to image" and each.name == "simulator" for each in facts.engines):
+        limits.append(
+            "A share of the generated images (the simulator's `bad_share`, see Engines) is spoiled on purpose, to give "
+            "the filters work: nobody there, cut off, or torn. Most torn bodies pass the structure filter, so that "
+            "some are in the training split."
+        )
     if any(each.embedded and each.job == "captioner" for each in facts.engines):
         limits.append(
             "Captions come from a reader of pixels and keypoints: short, of few sentence forms, and at times wrong "

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from PIL import Image, ImageDraw, ImageFont
@@ -18,6 +21,19 @@ _GAP = 4
 _FONT_SIZE = 14
 _LINE_HEIGHT = 18
 _TITLE_SIZE = 22
+
+
+@functools.cache
+def _font(size: int) -> FreeTypeFont | BitmapFont:
+    """DejaVu Sans out of matplotlib's files, where that is installed, for titles in many alphabets; else Pillow's own,
+    which has none but plain Latin letters.
+    """
+    matplotlib = importlib.util.find_spec("matplotlib")
+    if matplotlib is not None and matplotlib.origin is not None:
+        path = Path(matplotlib.origin).parent / "mpl-data" / "fonts" / "ttf" / "DejaVuSans.ttf"
+        if path.is_file():
+            return ImageFont.truetype(str(path), round(size * 0.9))
+    return ImageFont.load_default(size=size)
 
 
 @dataclass(frozen=True)
@@ -50,7 +66,7 @@ def contact_sheet(
     size = (_MARGIN + columns * (width + _MARGIN), top + sum(height + _MARGIN for height in heights))
     sheet = Image.new("RGB", size, PAPER)
     draw = ImageDraw.Draw(sheet)
-    draw.text((_MARGIN, _MARGIN), title, fill=INK, font=ImageFont.load_default(size=_TITLE_SIZE))
+    draw.text((_MARGIN, _MARGIN), title, fill=INK, font=_font(_TITLE_SIZE))
     for row, height in zip(rows, heights, strict=True):
         for column, index in enumerate(row):
             cell = cells[index]
@@ -100,7 +116,7 @@ def wrapped(text: str, width: int, font: FreeTypeFont | BitmapFont) -> list[str]
 
 def _text(cell: Cell, width: int, text_lines: int) -> list[tuple[str, tuple[int, int, int]]]:
     """The lines of a cell with their colours, cut to what it has room for."""
-    font = ImageFont.load_default(size=_FONT_SIZE)
+    font = _font(_FONT_SIZE)
     lines = [(line, INK) for line in wrapped(cell.heading, width, font)]
     for text in cell.lines:
         lines += [(line, SOFT_INK) for line in wrapped(text, width, font)]
@@ -131,7 +147,7 @@ def _draw_cell(
         if picture is not None:
             small = fitted(picture, cell_size)
             sheet.paste(small, (left + offset, top + (cell_size - small.height) // 2))
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=_FONT_SIZE)
+    draw, font = ImageDraw.Draw(sheet), _font(_FONT_SIZE)
     text_top = top + _height(cell, (), cell_size)
     for number, (line, ink) in enumerate(text):
         draw.text((left, text_top + number * _LINE_HEIGHT), line, fill=ink, font=font)
