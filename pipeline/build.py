@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -20,8 +20,6 @@ from pipeline.cli import DONE, SOME_FAILED, WRONG, common_parser, guarded, profi
 from pipeline.core.errors import UserError
 from pipeline.core.profile import Profile, oops_root
 from pipeline.core.workers import report, use_one_thread, worker_pool
-
-Submit = Callable[..., Future[Any]]
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
+from pipeline.backends.protocols import FactorTexts
 from pipeline.core.profile import Profile
 from pipeline.core.stage import Kept, Outcome, Ref, Rejected, Stage, StageContext, shard_kind
+from pipeline.core.text import content_words_kept
 from schemas.records import Decomposition, Engine, Factors, PromptUsed
 
 FACTORS = ("appearance", "action", "background")
@@ -17,6 +19,19 @@ def final_caption_stage(shard: str) -> tuple[str, str]:
     recaption and attributes for train.
     """
     return ("review", "review") if shard_kind(shard) == "test" else ("recaption", "attributes")
+
+
+def faithful_factors(caption: str, texts: FactorTexts) -> Factors:
+    """The factors that say nothing the caption does not.
+
+    One with a content word from elsewhere becomes null, and so does an empty one.
+    """
+    kept = {}
+    for name in FACTORS:
+        text = (getattr(texts, name) or "").strip()
+        alone = Factors(**{**dict.fromkeys(FACTORS), name: text or None})
+        kept[name] = text if text and not content_words_kept(caption, alone).added else None
+    return Factors(**kept)
 
 
 def items(context: StageContext) -> list[Ref]:
@@ -36,8 +51,7 @@ def run(context: StageContext, batch: Sequence[Ref]) -> list[Outcome]:
     outcomes: list[Outcome] = []
     for item in batch:
         caption = rows[item.id]["caption"]
-        texts = split[caption]
-        factors = Factors(appearance=texts.appearance, action=texts.action, background=texts.background)
+        factors = faithful_factors(caption, split[caption])
         missing = tuple(name for name in FACTORS if getattr(factors, name) is None)
         if len(missing) == len(FACTORS):
             outcomes.append(Rejected(item.id, "no_factors", caption))

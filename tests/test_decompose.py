@@ -3,8 +3,8 @@ from typing import Any
 
 from pipeline.backends.protocols import FactorTexts
 from pipeline.core.prompts import load_prompt
-from pipeline.decompose import STAGE, final_caption_stage
-from schemas.records import Attributes, PromptUsed, Recaption, Review
+from pipeline.decompose import STAGE, faithful_factors, final_caption_stage
+from schemas.records import Attributes, Factors, PromptUsed, Recaption, Review
 from tests.stage_helpers import ENGINE, FakeEngine, context, dropped, kept, put, run
 
 USED = PromptUsed(id="caption", sha256="0")
@@ -86,3 +86,12 @@ def test_test_shards_split_the_corrected_caption_of_what_the_reviewers_kept(tmp_
 def test_the_caption_that_stands_is_the_reviewers_in_test_and_the_captioners_in_train():
     assert final_caption_stage("test-000") == ("review", "review")
     assert final_caption_stage("train-000") == ("recaption", "attributes")
+
+
+def test_a_factor_with_a_word_that_the_caption_lacks_becomes_null():
+    caption = "A man in a red shirt slips on a wet floor."
+    texts = FactorTexts("a man in a red shirt and boots", "slips", "on a wet floor")
+    assert faithful_factors(caption, texts) == Factors(appearance=None, action="slips", background="on a wet floor")
+    assert faithful_factors(caption, FactorTexts("a man", "slipping", "  ")) == Factors(
+        appearance="a man", action="slipping", background=None
+    )

@@ -161,11 +161,6 @@ def is_person_pronoun(word: str) -> bool:
     return word in _lexicon().pronouns
 
 
-def is_collective(word: str) -> bool:
-    """Whether a lower-case noun names a group of people (team, crowd)."""
-    return any(form in _lexicon().collectives for form in singulars(word))
-
-
 def names_people(head: Token) -> bool:
     """Whether a noun phrase, given by its head, is people: the head decides, or what follows its `of`, or a partner.
 

@@ -7,12 +7,15 @@ import hashlib
 import numpy as np
 
 
-def seed_of(*parts: str | int) -> int:
-    """A seed in 0..2**63-1 made from the parts alone: the same parts give the same seed in every process."""
-    text = "\x1f".join(str(part) for part in parts)
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+def seed_of(*parts: object) -> int:
+    """A seed in 0..2**63-1 made from the parts' text alone: the same parts give the same seed in every process."""
+    return int.from_bytes(_digest(parts)[:8], "big") >> 1
 
 
-def generator_of(*parts: str | int) -> np.random.Generator:
-    """A numpy generator seeded by `seed_of(*parts)`."""
-    return np.random.default_rng(seed_of(*parts))
+def generator_of(*parts: object) -> np.random.Generator:
+    """A numpy generator made from the parts' text alone."""
+    return np.random.Generator(np.random.PCG64(int.from_bytes(_digest(parts)[:16], "big")))
+
+
+def _digest(parts: tuple[object, ...]) -> bytes:
+    return hashlib.sha256("\x1f".join(str(part) for part in parts).encode()).digest()

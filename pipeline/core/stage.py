@@ -108,7 +108,6 @@ class Stage:
     prompts: tuple[str, ...] = ()
     external: Callable[[Profile, str], dict[str, str]] | None = None
     deliver: Callable[[StageContext, dict[str, Any]], None] | None = None
-    notes: str = field(default="", compare=False)
 
 
 def shard_name(kind: str, number: int) -> str:

@@ -6,10 +6,10 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from pipeline import stages
+from pipeline.core.prompts import load_prompt
 from schemas import records
 from schemas.arrow import arrow_schema
 from schemas.records import KINDS, Engine, Factors, Review, behavior_of
-from schemas.replies import FactorsReply, json_schema
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "record_schemas.txt"
 MODELS = [
@@ -71,11 +71,14 @@ def test_goal_is_normal_and_the_failures_are_anomalies():
     assert {kind: behavior_of(kind) for kind in KINDS} == {"goal": "normal", "wentrong": "anomaly", "full": "anomaly"}
 
 
-def test_the_factors_reply_asks_for_exactly_three_strings_or_nulls():
-    schema = json_schema(FactorsReply)
+def test_the_factors_are_also_what_a_language_model_is_asked_for_three_strings_or_nulls():
+    schema = Factors.model_json_schema()
     assert schema["required"] == ["appearance", "action", "background"] == list(schema["properties"])
     assert schema["additionalProperties"] is False
     for each in schema["properties"].values():
         assert [choice["type"] for choice in each["anyOf"]] == ["string", "null"]
+    prompt = load_prompt("decompose")
+    assert prompt.reply == "json"
+    assert all(f'"{name}": ...' in prompt.text for name in schema["required"])
     with pytest.raises(ValidationError):
-        FactorsReply.model_validate_json('{"appearance": "red", "action": null}')
+        Factors.model_validate_json('{"appearance": "red", "action": null}')

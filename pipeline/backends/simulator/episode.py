@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pipeline.backends.simulator.chance import generator
 from pipeline.backends.simulator.failures import FAILURES, THINGS, Mishap, World, dropped
 from pipeline.backends.simulator.motions import ACTIONS, Action
 from pipeline.backends.simulator.person import Looks, body
@@ -19,6 +18,7 @@ from pipeline.backends.simulator.render import Canvas, Face, Light, Limb, Shape,
 from pipeline.backends.simulator.scenes import PLACES, Scene, paint_sky
 from pipeline.backends.simulator.skeleton import Frames, Pose, forward, keypoints
 from pipeline.backends.simulator.textures import texture
+from pipeline.core.seeds import generator_of
 
 DISTANCE = 8.0
 STANDING = 1.76
@@ -47,7 +47,7 @@ class Casting:
 
 def cast(action: str, failure: str, scene: str, looks: Looks, scene_seed: str, seed: str) -> Casting:
     """Settle heading, camera and light from a seed."""
-    rng = generator("casting", seed)
+    rng = generator_of("casting", seed)
     low, high = ACTIONS[action].turned
     heading = float(rng.uniform(low, high))
     if rng.random() < 0.5:
@@ -111,7 +111,7 @@ class Story:
         self.turn, self.rate = turn, rate
         self.action: Action = ACTIONS[casting.action]
         last = self.pose_before(turn)
-        rng = generator(casting.fall_seed, casting.failure)
+        rng = generator_of(casting.fall_seed, casting.failure)
         self.mishap: Mishap = FAILURES[casting.failure].prepare(
             last, self.action, rng, -1.0 if np.cos(casting.heading) > 0 else 1.0
         )
@@ -169,7 +169,7 @@ class Set:
 
     def __init__(self, casting: Casting, pivot: np.ndarray, size: int) -> None:
         self.casting, self.size = casting, size
-        self.scene: Scene = PLACES[casting.scene].furnish(generator("scene", casting.scene, casting.scene_seed))
+        self.scene: Scene = PLACES[casting.scene].furnish(generator_of("scene", casting.scene, casting.scene_seed))
         c, s = np.cos(casting.heading), np.sin(casting.heading)
         self.turn = np.array([[c, 0.0, s], [0.0, 1.0, 0.0], [-s, 0.0, c]])
         self.offset = -self.turn @ np.array([pivot[0], 0.0, pivot[2]])

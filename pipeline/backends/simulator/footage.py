@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from pipeline.backends.simulator.captions import CORRECTIONS, Caption, two_workers
-from pipeline.backends.simulator.chance import generator
 from pipeline.backends.simulator.episode import Casting, Set, Shot, Story, backdrop, cast, fitting_scenes, shoot
 from pipeline.backends.simulator.motions import ACTIONS
 from pipeline.backends.simulator.person import draw_looks
 from pipeline.backends.simulator.skeleton import posture
 from pipeline.backends.simulator.text_to_image import clothes
+from pipeline.core.seeds import generator_of
 
 FRAME_RATE = 10
 VOTE_SPREAD = 0.2
@@ -102,7 +102,7 @@ def _names(split: str, count: int, seed: int) -> list[str]:
     names: list[str] = []
     number = 0
     while len(names) < count:
-        rng = generator("title", seed, split, number)
+        rng = generator_of("title", seed, split, number)
         title = _TITLES[number % len(_TITLES)].format(
             thing=_THINGS[int(rng.integers(len(_THINGS)))],
             month=_MONTHS[int(rng.integers(len(_MONTHS)))],
@@ -122,10 +122,10 @@ def _names(split: str, count: int, seed: int) -> list[str]:
 
 
 def _plan(split: str, number: int, name: str, seed: int, size: int) -> ClipPlan:
-    rng = generator("clip", seed, split, number)
+    rng = generator_of("clip", seed, split, number)
     actions = list(ACTIONS)
     # Every action comes once a round, the rounds shuffled apart; a longer folder begins with the shorter one.
-    order = generator("order", seed, split, number // len(actions)).permutation(len(actions))
+    order = generator_of("order", seed, split, number // len(actions)).permutation(len(actions))
     action = ACTIONS[actions[int(order[number % len(actions)])]]
     failure = action.falls[int(rng.integers(len(action.falls)))]
     fitting = fitting_scenes(action.name, failure)
@@ -139,7 +139,7 @@ def _plan(split: str, number: int, name: str, seed: int, size: int) -> ClipPlan:
     turn = before / FRAME_RATE
     odd = ("static", "empty", "tiny")[int(rng.integers(3))] if rng.random() < 0.04 else None
     clip_seed = f"{seed}/{split}/{number}"
-    looks = draw_looks(generator("looks", clip_seed))
+    looks = draw_looks(generator_of("looks", clip_seed))
     labelled = split == "val" or rng.random() < 0.8
     votes = _votes(rng, turn, frames / FRAME_RATE) if labelled else None
     heldout = None
@@ -204,10 +204,10 @@ def write_clip(root: Path, plan: ClipPlan) -> Path:
 
 
 def _film(plan: ClipPlan) -> tuple[list[Shot], list[dict[str, Any]], Casting, bool]:
-    looks = draw_looks(generator("looks", plan.seed))
+    looks = draw_looks(generator_of("looks", plan.seed))
     casting = cast(plan.action, plan.failure, plan.scene, looks, plan.seed, plan.seed)
     action = ACTIONS[plan.action]
-    rng = generator("film", plan.seed)
+    rng = generator_of("film", plan.seed)
     lead = _lead(rng, action.moment, plan.turn)
     story = Story(casting, lead + plan.turn, plan.duration - plan.turn, rate=FRAME_RATE)
     times = [frame / FRAME_RATE for frame in range(plan.frames)]
@@ -373,22 +373,3 @@ def _write_text(path: Path, text: str) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def write_footage(
-    root: Path,
-    train_clips: int,
-    val_clips: int,
-    seed: int,
-    *,
-    size: int = 320,
-    progress: Callable[[int], None] | None = None,
-) -> list[ClipPlan]:
-    """Write a whole OOPS! folder under root; `progress` is told how many clips are done. Returns the plans."""
-    plans = plan_footage(train_clips, val_clips, seed, size=size)
-    for done, plan in enumerate(plans, start=1):
-        write_clip(root, plan)
-        if progress is not None:
-            progress(done)
-    write_annotations(root, plans)
-    return plans

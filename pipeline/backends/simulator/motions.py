@@ -66,7 +66,6 @@ class Action:
     turned: tuple[float, float] = field(default=(-0.6, 0.6))
 
 
-OUTDOORS = ("lawn", "street", "beach", "parking lot", "playground", "pool side", "park")
 FLAT = ("lawn", "street", "gym", "parking lot", "playground", "pool side", "park", "living room", "beach")
 PAVED = ("street", "parking lot", "park", "playground")
 

@@ -65,11 +65,6 @@ def _wall(
     return Face(corners, colour, texture(name) if name else None, repeat)
 
 
-def _side_wall(colour: Colour, name: str, x: float, height: float, z: tuple[float, float]) -> Face:
-    corners = np.array([[x, 0, z[0]], [x, 0, z[1]], [x, height, z[1]], [x, height, z[0]]], dtype=float)
-    return Face(corners, colour, texture(name), 2.0)
-
-
 def _panel(colour: Colour, x: float, y: float, z: float, wide: float, tall: float, lit: bool = True) -> Face:
     corners = np.array(
         [[x - wide / 2, y, z], [x + wide / 2, y, z], [x + wide / 2, y + tall, z], [x - wide / 2, y + tall, z]]

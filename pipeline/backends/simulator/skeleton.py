@@ -47,25 +47,6 @@ OFFSETS = np.array(
 )
 STANDING_HEIGHT = THIGH + SHIN + 0.075  # of the root above the ground, straight legs on shoe soles
 
-COCO = (
-    "nose",
-    "left_eye",
-    "right_eye",
-    "left_ear",
-    "right_ear",
-    "left_shoulder",
-    "right_shoulder",
-    "left_elbow",
-    "right_elbow",
-    "left_wrist",
-    "right_wrist",
-    "left_hip",
-    "right_hip",
-    "left_knee",
-    "right_knee",
-    "left_ankle",
-    "right_ankle",
-)
 # Of the head, from the neck joint, before the person's own size: forward, up, right.
 NOSE, EYE, EAR = (0.112, 0.148, 0.0), (0.088, 0.178, 0.034), (0.0, 0.155, 0.082)
 
@@ -165,11 +146,6 @@ def between(first: np.ndarray, second: np.ndarray, share: float) -> np.ndarray:
     near = np.where(np.sum(first * second, -1, keepdims=True) < 0, -second, second)
     mixed = first + share * (near - first)
     return mixed / np.linalg.norm(mixed, axis=-1, keepdims=True)
-
-
-def blend(first: Pose, second: Pose, share: float) -> Pose:
-    """The pose `share` (0..1) of the way from one pose to another."""
-    return Pose(first.position + share * (second.position - first.position), between(first.turns, second.turns, share))
 
 
 def forward(pose: Pose) -> Frames:

@@ -14,13 +14,13 @@ import numpy as np
 
 from pipeline.backends.protocols import BackendContext, ImageRequest
 from pipeline.backends.simulator import REVISION
-from pipeline.backends.simulator.chance import generator
 from pipeline.backends.simulator.episode import Casting, Set, Shot, Story, backdrop, cast, fitting_scenes, shoot
 from pipeline.backends.simulator.failures import FAILURES
 from pipeline.backends.simulator.motions import ACTIONS
 from pipeline.backends.simulator.person import Looks, draw_looks
 from pipeline.backends.simulator.scenes import PLACES
 from pipeline.backends.simulator.skeleton import keypoints, posture
+from pipeline.core.seeds import generator_of
 
 BAD_KINDS = ("no_person", "cut_off", "torn")
 _WHO = (
@@ -60,7 +60,7 @@ def understand(prompt: str, identity: str, context: str = "") -> Meaning:
     kinds; action and failure are the prompt's, else the context's. What neither says is settled by the identity.
     """
     text, about = f" {prompt.lower()} ", f" {(context or prompt).lower()} "
-    rng = generator("meaning", identity)
+    rng = generator_of("meaning", identity)
     drawn = rng.random(4)
     actions = {name: action.words for name, action in ACTIONS.items()}
     action = _named(text, actions) or _named(about, actions) or list(ACTIONS)[int(drawn[0] * len(ACTIONS))]
@@ -111,9 +111,9 @@ class SimulatorTextToImage:
 def draw(request: ImageRequest, size: int = 320, bad_share: float = 0.25) -> tuple[np.ndarray, dict[str, Any]]:
     """The image of one request, uint8 (size, size, 3), and its truth: the same whatever was drawn before."""
     meaning = understand(request.prompt, request.identity, request.context)
-    looks = draw_looks(generator("looks", request.identity), meaning.who)
+    looks = draw_looks(generator_of("looks", request.identity), meaning.who)
     seed = f"{request.seed}/{request.attempt}"
-    rng = generator("image", seed)
+    rng = generator_of("image", seed)
     bad = BAD_KINDS[int(rng.integers(len(BAD_KINDS)))] if rng.random() < bad_share else None
     casting = cast(meaning.action, meaning.failure, meaning.scene, looks, request.identity, seed)
     low, high = ACTIONS[meaning.action].moment

@@ -6,7 +6,7 @@ import functools
 
 import numpy as np
 
-from pipeline.backends.simulator.chance import generator
+from pipeline.core.seeds import generator_of
 
 SIDE = 256
 
@@ -15,7 +15,7 @@ def _noise(name: str, *scales: tuple[float, float]) -> np.ndarray:
     """Repeating smooth noise: each scale is (blur in texels, strength)."""
     from scipy.ndimage import gaussian_filter
 
-    rng = generator("texture", name)
+    rng = generator_of("texture", name)
     total = np.ones((SIDE, SIDE))
     for blur, strength in scales:
         grain = rng.normal(size=(SIDE, SIDE))
@@ -53,7 +53,7 @@ def texture(name: str) -> np.ndarray:
         made = _noise(name, (4, 0.02), (18, 0.035))
     elif name == "planks":
         grain = _noise(name, (0.5, 0.03), (12, 0.05))
-        board = generator("boards").normal(0, 0.06, 8)[(y // 32) % 8]
+        board = generator_of("boards").normal(0, 0.06, 8)[(y // 32) % 8]
         made = grain + board - 0.3 * ((y % 32) < 2) + 0.03 * np.sin(turn * (x * 3 + y * 20))
     elif name == "tiles":
         made = _noise(name, (8, 0.02)) - 0.22 * _lines(64, 3)
