@@ -182,7 +182,9 @@ def _run_build(options: argparse.Namespace) -> int:
     print(f"{'built' if built else 'up to date'} in {time.monotonic() - start:.0f} s: {profile.out}")
     for sheet in sheets:
         print(f"look at   {sheet}")
-    print(f"load it   python -c \"import datasets; print(datasets.load_dataset('{profile.out}'))\"")
+    # "./" keeps the name of a folder from being taken for one on a hub.
+    out = profile.out if profile.out.is_absolute() else f"./{profile.out}"
+    print(f"load it   python -c \"import datasets; print(datasets.load_dataset('{out}'))\"")
     print("go on     python -m pipeline lists the stages; python -m pipeline.decompose --shard 3 runs one")
     return SOME_FAILED if summary.failed else DONE
 
