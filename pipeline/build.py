@@ -60,13 +60,13 @@ def build_all(profile: Profile, build: str, force: bool = False, quiet: bool = F
         if state.simulated and not state.ready:
             footage.prepare(profile)
             clips = (profile.footage.train_clips + profile.footage.val_clips) if profile.footage else 0
-            with bars.stage("footage", clips, "clips"):
+            with bars.stage("footage", clips, "clips", state.tasks):
                 for label, filmed in _finished([submit(film_task, profile, task) for task in range(state.tasks)]):
                     bars.update(label, filmed, filmed)
             footage.finish(profile)
         for stage in stages.all_stages():
             names = stages.shard_names(stage, profile)
-            with bars.stage(stage.name, 0, "records"):
+            with bars.stage(stage.name, 0, "records", len(names)):
                 for made in _finished([submit(shard_task, profile, build, stage.name, s, force) for s in names]):
                     bars.update(f"{made.stage}/{made.shard}", made.counts["in"], made.counts["in"])
     return True
@@ -119,10 +119,12 @@ class Progress:
         self._live = sys.stderr.isatty() and not quiet
         self._bar: Any = None
         self._name, self._unit, self._start = "", "", 0.0
+        self._total, self._tasks = 0, 1
         self._seen: dict[str, tuple[int, int]] = {}
 
-    def stage(self, name: str, total: int, unit: str) -> Progress:
-        self._name, self._unit, self._total = name, unit, total
+    def stage(self, name: str, total: int, unit: str, tasks: int) -> Progress:
+        """Turn to a stage of `total` units (0: not known yet) in so many tasks."""
+        self._name, self._unit, self._total, self._tasks = name, unit, total, tasks
         return self
 
     def __enter__(self) -> Progress:
@@ -147,7 +149,9 @@ class Progress:
             return
         self._seen[task] = max(self._seen.get(task, (0, 0)), (done, total))  # a worker's word may come after its end
         if self._bar is not None:
-            self._bar.total = max(self._total, sum(total for _, total in self._seen.values()))
+            # Shards that have not begun are taken to be like those that have, so that the ETA is that of the stage.
+            known = sum(total for _, total in self._seen.values())
+            self._bar.total = self._total or round(known * max(1, self._tasks / len(self._seen)))
             self._bar.n = sum(done for done, _ in self._seen.values())
             self._bar.refresh()
 

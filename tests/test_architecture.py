@@ -1,6 +1,7 @@
 """The rules of the house, read off the source: who may import whom, and when a heavy library may be loaded."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -135,6 +136,22 @@ def test_no_stage_reads_the_simulators_truth():
     for name in MODULES:
         if layer(name) == "stage":
             assert "truth" not in MODULES[name].read_text("utf-8").lower(), name
+
+
+def test_the_folder_of_the_truth_is_known_to_who_writes_it_and_to_verify_alone():
+    own_docstrings = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    knowing = set()
+    for name, path in MODULES.items():
+        tree = ast.parse(path.read_text("utf-8"))
+        spoken = {ast.get_docstring(node, clean=False) for node in ast.walk(tree) if isinstance(node, own_docstrings)}
+        texts = {
+            node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        }
+        reached = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        if any(re.search(r"\btruth\b", text) for text in texts - spoken) or "truth_dir" in reached:
+            knowing.add(name)
+    writers = {"pipeline.stages", "pipeline.backends.simulator.footage", "pipeline.backends.simulator.text_to_image"}
+    assert knowing == {*writers, "pipeline.verify"}
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if layer(name) != OUTERMOST])
