@@ -47,14 +47,14 @@ def film_task(profile: Profile, task: int) -> tuple[str, int]:
     return label, footage.film_task(profile, task, progress=lambda done, total: report(label, done, total))
 
 
-def build_all(profile: Profile, build: str, force: bool = False, quiet: bool = False) -> bool:
+def build_all(profile: Profile, build: str, force: bool = False) -> bool:
     """Run every stage over every shard. Returns whether anything had to be built.
 
     Raises UserError for bad input, and the first error a worker met.
     """
     if everything_stands(profile, build) and not force:
         return False
-    bars = Progress(quiet)
+    bars = Progress()
     with worker_pool(profile.workers, bars.update) as submit:
         state = footage.footage_state(profile)
         if state.simulated and not state.ready:
@@ -114,9 +114,8 @@ def _finished(futures: list[Future[Any]]) -> Iterator[Any]:
 class Progress:
     """A bar with ETA a stage where somebody looks at a terminal; a line a stage where the output goes to a file."""
 
-    def __init__(self, quiet: bool = False) -> None:
-        self._quiet = quiet
-        self._live = sys.stderr.isatty() and not quiet
+    def __init__(self) -> None:
+        self._live = sys.stderr.isatty()
         self._bar: Any = None
         self._name, self._unit, self._start = "", "", 0.0
         self._total, self._tasks = 0, 1
@@ -139,7 +138,7 @@ class Progress:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
-        elif not self._quiet and error_type is None:
+        elif error_type is None:
             done = sum(done for done, _ in self._seen.values())
             print(f"{self._name:<11} {done:>6} {self._unit} in {time.monotonic() - self._start:.1f} s", file=sys.stderr)
 

@@ -96,7 +96,7 @@ def summary(profile: Profile, build: str) -> Summary:
         for row in rows
         if not row.count.adds_up
     ]
-    warnings += _folder_warnings(profile)
+    warnings += _folder_warnings(profile) + _review_warnings(profile, store)
     publications = _publications(store)
     if publications:
         warnings += _delivery_warnings(profile, store)
@@ -121,6 +121,20 @@ def _folder_warnings(profile: Profile) -> list[str]:
     problems = [f"OOPS! folder: {where}: {what}" for where, what in open_folder(profile).problems]
     more = [f"OOPS! folder: {len(problems) - _PROBLEMS_SHOWN} more"] if len(problems) > _PROBLEMS_SHOWN else []
     return problems[:_PROBLEMS_SHOWN] + more
+
+
+def _review_warnings(profile: Profile, store: Store) -> list[str]:
+    """Decisions of the reviewers' file on pairs that this build has not got: a mistyped id must not pass in silence."""
+    from pipeline import stages
+    from pipeline.review import read_decisions
+
+    shards = [shard for shard in stages.shard_names(stages.stage("frames"), profile) if store.manifest("frames", shard)]
+    if profile.review.file is None or not shards:
+        return []
+    pairs = {row["pair_id"] for shard in shards for row in store.rows("frames", shard, ["pair_id"]).values()}
+    unknown = sorted({decision.pair_id for decision in read_decisions(profile.review.file)} - pairs)
+    named = f"{', '.join(unknown[:3])}{', ...' if len(unknown) > 3 else ''}"
+    return [f"{profile.review.file}: {len(unknown)} of its pairs are not in this build: {named}"] if unknown else []
 
 
 def _publications(store: Store) -> list[dict[str, Any]]:

@@ -60,6 +60,8 @@ def test_each_fault_of_the_clips_has_its_reason_in_the_table(built: tuple[Path, 
     assert reasons["no_transition_label"] == 2
     assert reasons["no_failure_seen"] == 4
     assert reasons["nothing_before_transition"] == 2
+    (manifest,) = (folder / "work" / "demo" / "frames").glob("*/stage.json")
+    assert json.loads(manifest.read_text("utf-8"))["counts"]["failed"] == 4
     for reason in reasons:
         assert reason in said
 

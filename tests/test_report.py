@@ -158,3 +158,14 @@ def test_help_imports_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", code], check=True, cwd=root, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "[]"
     assert time.monotonic() - start < 10
+
+
+def test_a_reviewers_decision_on_a_pair_that_is_not_there_is_told(built, tmp_path):
+    profile, _ = built
+    file = tmp_path / "decisions.jsonl"
+    known = frame_id(TEST_VIDEOS[0], "goal").split("_")[0]
+    lines = [f'{{"pair_id": "{pair}", "reviewer": "ann", "keep": true}}' for pair in (known, "mistyped00")]
+    file.write_text("\n".join(lines), "utf-8")
+    reviewed = profile.model_copy(update={"review": profile.review.model_copy(update={"file": file})})
+    told = [warning for warning in report.summary(reviewed, "small").warnings if str(file) in warning]
+    assert told == [f"{file}: 1 of its pairs are not in this build: mistyped00"]

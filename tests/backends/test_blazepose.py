@@ -11,6 +11,7 @@ import real_pictures
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.backends import blazepose
 from pipeline.backends.blazepose import BlazePose, _Fit, square_tiles, turn_back
 from pipeline.backends.protocols import BackendContext
 from pipeline.core.pose import people_filter, structure_filter
@@ -205,3 +206,33 @@ def test_a_person_of_a_real_photograph_is_found_near_the_annotated_joints(pose, 
         distances.append(error(person.keypoints[marked], truth[marked]) / size)
     assert min(distances) < 0.12
     assert people_filter([person], image.shape[1], image.shape[0])[0] is None
+
+
+spans = st.tuples(st.integers(0, 12), st.integers(0, 12)).map(sorted)
+boxes = st.tuples(spans, spans).map(lambda xy: (xy[0][0], xy[1][0], xy[0][1], xy[1][1]))
+
+
+@given(boxes, boxes)
+def test_the_overlap_of_two_boxes_is_shared_cells_over_all_cells(one, other):
+    cells = [{(x, y) for x in range(b[0], b[2]) for y in range(b[1], b[3])} for b in (one, other)]
+    union = cells[0] | cells[1]
+    expected = len(cells[0] & cells[1]) / len(union) if union else 0.0
+    assert blazepose._overlap(one, other) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("quality", "box", "believed"),
+    [(0.6, (10, 10, 50, 110), True), (0.6, (200, 10, 240, 110), False), (0.4, (10, 10, 50, 110), False)],
+    ids=["where the detector has a box", "where it has one elsewhere", "too weak a fit"],
+)
+def test_a_doubtful_body_is_believed_only_with_a_pedestrian_in_its_place(monkeypatch, quality, box, believed):
+    joints = np.zeros((17, 3))
+    joints[:, 0], joints[:, 1] = np.linspace(12, 48, 17), np.linspace(12, 108, 17)
+    look = blazepose._Seen(blazepose._Fit(joints, quality, 0), believed=False)
+    monkeypatch.setattr(blazepose, "pedestrian_boxes", lambda image: [box])
+    found = blazepose._seen_by_the_pedestrian_detector(np.zeros((120, 300, 3), np.uint8), [look])
+    assert [each.believed for each in found] == ([True] if believed else [])
+
+
+def test_the_pedestrian_detector_sees_nobody_in_an_empty_picture():
+    assert blazepose.pedestrian_boxes(np.full((120, 160, 3), 130, np.uint8)) == []

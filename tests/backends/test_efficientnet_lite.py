@@ -14,6 +14,7 @@ import real_pictures
 from pipeline.backends import efficientnet_lite
 from pipeline.backends.efficientnet_lite import STATIC_PAIR_COSINE, EfficientNetLite0
 from pipeline.backends.protocols import BackendContext
+from pipeline.core.profile import load_profile
 
 pytest.importorskip("efficientnet_lite_pytorch")
 CONTEXT = BackendContext({}, Path(), Path())
@@ -51,6 +52,10 @@ def test_a_frame_and_its_neighbour_are_above_the_threshold_and_a_fall_is_below(e
     rows = embedder.embed([still, again, scene(90)])
     assert rows[0] @ rows[1] > STATIC_PAIR_COSINE
     assert rows[0] @ rows[2] < STATIC_PAIR_COSINE
+
+
+def test_the_demo_drops_pairs_from_the_measured_threshold_on():
+    assert load_profile("demo").similarity.max_cosine == STATIC_PAIR_COSINE
 
 
 def test_the_network_knows_what_imagenet_taught_it(embedder):
