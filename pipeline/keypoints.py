@@ -1,6 +1,7 @@
 """Stage 4, keypoints: people and joints, the pose map, and the filters that judge them (PAB, section 3).
 
-Real frames must show a person who covers enough of the image; generated images must show a whole body.
+Real frames must show a person who covers enough of the image; generated images must show a whole body. The people an
+engine found are stored as they are, of kept and of rejected images: another threshold asks no engine.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from pipeline.core.pose import (
 )
 from pipeline.core.profile import KeypointsSection, Profile
 from pipeline.core.records import image_rows, image_stage
-from pipeline.core.stage import Kept, Outcome, Ref, Rejected, Stage, StageContext, shard_kind
-from schemas.records import Engine, PersonKeypoints, PoseRecord
+from pipeline.core.stage import Kept, Measured, Measuring, Outcome, Ref, Rejected, Stage, StageContext, shard_kind
+from schemas.records import Engine, PeopleFound, PersonKeypoints, PoseRecord
 
 
 def judge(
@@ -46,30 +47,43 @@ def items(context: StageContext) -> list[Ref]:
     return [Ref(record_id) for record_id in context.store.kept_ids(image_stage(context.shard), context.shard)]
 
 
-def run(context: StageContext, batch: Sequence[Ref]) -> list[Outcome]:
+def measure(context: StageContext, batch: Sequence[Ref]) -> list[PeopleFound]:
     estimator = context.engines("keypoints")
-    section = context.profile.keypoints
     ids = [item.id for item in batch]
     images = image_rows(context, ids)
     found = estimator.estimate([images[record_id]["pixels"] for record_id in ids])
-    outcomes: list[Outcome] = []
+    engine = Engine(name=estimator.name, revision=estimator.revision)
+    records = []
     for record_id, persons in zip(ids, found, strict=True):
         height, width = images[record_id]["pixels"].shape[:2]
-        reason, scores = judge(persons, width, height, section, shard_kind(context.shard))
+        people = tuple(stored(person) for person in persons)
+        records.append(PeopleFound(id=record_id, width=width, height=height, persons=people, pose_estimator=engine))
+    return records
+
+
+def run(context: StageContext, batch: Sequence[Measured]) -> list[Outcome]:
+    section, kind = context.profile.keypoints, shard_kind(context.shard)
+    joint_score = (section.people if kind == "test" else section.structure).min_joint_score
+    outcomes: list[Outcome] = []
+    for item in batch:
+        found: PeopleFound = item.record
+        persons = [Person.from_row(person.model_dump()) for person in found.persons]
+        reason, scores = judge(persons, found.width, found.height, section, kind)
         detail = json.dumps(scores, separators=(",", ":"))
         if reason is not None:
-            outcomes.append(Rejected(record_id, reason, detail))
+            outcomes.append(Rejected(item.id, reason, detail))
             continue
-        joint_score = (section.people if shard_kind(context.shard) == "test" else section.structure).min_joint_score
-        pose_map = draw_pose_map([person.keypoints for person in persons], width, height, min_score=joint_score)
+        pose_map = draw_pose_map(
+            [person.keypoints for person in persons], found.width, found.height, min_score=joint_score
+        )
         outcomes.append(
             Kept(
                 PoseRecord(
-                    id=record_id,
-                    persons=tuple(stored(person) for person in persons),
+                    id=item.id,
+                    persons=found.persons,
                     pose_map=encode_png(pose_map),
                     scores=detail,
-                    pose_estimator=Engine(name=estimator.name, revision=estimator.revision),
+                    pose_estimator=found.pose_estimator,
                 )
             )
         )
@@ -82,7 +96,7 @@ def upstream(_profile: Profile, shard: str) -> list[tuple[str, str]]:
 
 STAGE = Stage(
     name="keypoints",
-    version=1,
+    version=2,
     summary="people and joints, pose maps, the people filter (real) and the structure filter (generated)",
     shard_kinds=("train", "test"),
     reads={"generate | frames": ("image",)},
@@ -93,6 +107,7 @@ STAGE = Stage(
     run=run,
     config_by_kind={"test": ("keypoints.people",), "train": ("keypoints.structure",)},
     engines=("keypoints",),
+    measures=Measuring(version=1, writes=PeopleFound, upstream=upstream, run=measure),
 )
 
 

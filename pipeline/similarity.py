@@ -1,14 +1,18 @@
-"""Stage 5, similarity: a real pair whose frames look the same shows no failure and is dropped (PAB, section 3.1)."""
+"""Stage 5, similarity: a real pair whose frames look the same shows no failure and is dropped (PAB, section 3.1).
+
+The cosine of every pair is stored, of kept and of dropped ones: another threshold embeds nothing anew.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
 from pipeline.core.profile import Profile
 from pipeline.core.records import image_rows
-from pipeline.core.stage import Kept, Outcome, Ref, Rejected, Stage, StageContext
+from pipeline.core.stage import Kept, Measured, Measuring, Outcome, Ref, Rejected, Stage, StageContext
 from schemas.records import Engine, SimilarityRecord
 
 TOO_ALIKE, PARTNER_GONE = "pair_too_alike", "partner_rejected"
@@ -33,30 +37,40 @@ def items(context: StageContext) -> list[Ref]:
     return [Ref(record_id, row["pair_id"]) for record_id, row in rows.items()]
 
 
-def run(context: StageContext, batch: Sequence[Ref]) -> list[Outcome]:
+def whole_pairs(batch: Sequence[Ref]) -> list[Ref]:
+    """The frames whose partner is in the batch as well."""
+    members = Counter(item.group for item in batch)
+    return [item for item in batch if members[item.group] == 2]
+
+
+def measure(context: StageContext, batch: Sequence[Ref]) -> list[SimilarityRecord]:
     embedder = context.engines("similarity")
     engine = Engine(name=embedder.name, revision=embedder.revision)
+    ids = sorted(item.id for item in batch)
+    images = image_rows(context, ids)
+    vectors = dict(zip(ids, embedder.embed([images[record_id]["pixels"] for record_id in ids]), strict=True))
     pairs: dict[str, list[str]] = {}
     for item in batch:
         pairs.setdefault(item.group, []).append(item.id)
-    whole = sorted(record_id for members in pairs.values() if len(members) == 2 for record_id in members)
-    vectors: dict[str, np.ndarray] = {}
-    if whole:
-        images = image_rows(context, whole)
-        vectors = dict(zip(whole, embedder.embed([images[record_id]["pixels"] for record_id in whole]), strict=True))
+    records = []
+    for pair, (first, second) in pairs.items():
+        value = round(cosine(vectors[first], vectors[second]), 6)
+        records += [
+            SimilarityRecord(id=record_id, pair_id=pair, cosine=value, embedder=engine) for record_id in (first, second)
+        ]
+    return records
+
+
+def run(context: StageContext, batch: Sequence[Measured]) -> list[Outcome]:
     outcomes: list[Outcome] = []
-    for pair, members in pairs.items():
-        if len(members) != 2:
-            outcomes += [Rejected(record_id, PARTNER_GONE, f"pair {pair}") for record_id in members]
-            continue
-        value = cosine(vectors[members[0]], vectors[members[1]])
-        reason = pair_verdict(value, context.profile.similarity.max_cosine)
-        for record_id in members:
-            if reason:
-                outcomes.append(Rejected(record_id, reason, f'{{"cosine": {value:.6f}}}'))
-            else:
-                record = SimilarityRecord(id=record_id, pair_id=pair, cosine=round(value, 6), embedder=engine)
-                outcomes.append(Kept(record))
+    for item in batch:
+        record: SimilarityRecord | None = item.record
+        if record is None:
+            outcomes.append(Rejected(item.id, PARTNER_GONE, f"pair {item.group}"))
+        elif reason := pair_verdict(record.cosine, context.profile.similarity.max_cosine):
+            outcomes.append(Rejected(item.id, reason, f'{{"cosine": {record.cosine:.6f}}}'))
+        else:
+            outcomes.append(Kept(record))
     return outcomes
 
 
@@ -66,7 +80,7 @@ def upstream(_profile: Profile, shard: str) -> list[tuple[str, str]]:
 
 STAGE = Stage(
     name="similarity",
-    version=1,
+    version=2,
     summary="drops real pairs whose two frames look the same",
     shard_kinds=("test",),
     reads={"frames": ("image", "pair_id"), "keypoints": ("id",)},
@@ -77,6 +91,13 @@ STAGE = Stage(
     run=run,
     config=("similarity.max_cosine",),
     engines=("similarity",),
+    measures=Measuring(
+        version=1,
+        writes=SimilarityRecord,
+        upstream=lambda _profile, shard: [("frames", shard)],
+        run=measure,
+        measurable=whole_pairs,
+    ),
 )
 
 

@@ -110,6 +110,15 @@ class PersonKeypoints(Model):
     score: float
 
 
+class PeopleFound(Record):
+    """keypoints, measured: the people an engine found in an image, surest first, and the image's size in pixels."""
+
+    width: int
+    height: int
+    persons: tuple[PersonKeypoints, ...]
+    pose_estimator: Engine
+
+
 class PoseRecord(Record):
     """keypoints: the people found, the pose map drawn from them (PNG), and the scores the filter judged (JSON)."""
 
@@ -120,7 +129,7 @@ class PoseRecord(Record):
 
 
 class SimilarityRecord(Record):
-    """similarity: how alike the two frames of the pair are (cosine, -1..1)."""
+    """similarity, kept and measured: how alike the two frames of the pair are (cosine, -1..1)."""
 
     pair_id: str
     cosine: float

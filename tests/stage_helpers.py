@@ -50,9 +50,16 @@ def context(folder: Path, shard: str, *overrides: str, **engines: Any) -> StageC
     return StageContext(profile, WatchedStore(folder / "build"), shard, engines.__getitem__)
 
 
-def put(context: StageContext, stage: str, records: Sequence[Record], model: type[Record], shard: str = "") -> None:
-    """Makes these records what a stage kept."""
-    with context.store.writing(stage, shard or context.shard, "key", model) as writer:
+def put(
+    context: StageContext,
+    stage: str,
+    records: Sequence[Record],
+    model: type[Record],
+    shard: str = "",
+    key: str = "key",
+) -> None:
+    """Makes these records what a stage kept, under a content key."""
+    with context.store.writing(stage, shard or context.shard, key, model) as writer:
         writer.begin(1)
         writer.write_part(0, records, [])
         writer.finish({"counts": {}})

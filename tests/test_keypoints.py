@@ -93,6 +93,16 @@ def test_the_thresholds_are_those_of_the_profile(tmp_path):
     assert judge([person()], SIZE, SIZE, strict, "train")[0] is None
 
 
+def test_other_thresholds_decide_again_without_the_engine(tmp_path):
+    estimated(tmp_path, "train-000", [person()], [person(score=0.5)], [])
+    where = context(tmp_path, "train-000", "keypoints.structure.min_person_score=0.7", keypoints=None)
+    assert run(STAGE, where).manifest["remembered_records"] == 3
+    assert set(kept(STAGE, where)) == {"a"}
+    measured = where.store.measured("keypoints", "train-000", ["persons", "width", "height"])
+    assert {record_id: len(row["persons"]) for record_id, row in measured.items()} == {"a": 1, "b": 1, "c": 0}
+    assert (measured["c"]["width"], measured["c"]["height"]) == (SIZE, SIZE)
+
+
 def test_an_image_that_cannot_be_read_fails_alone(tmp_path):
     where = context(tmp_path, "train-000", keypoints=estimator([person()], [person()]))
     images = [

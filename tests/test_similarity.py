@@ -112,6 +112,23 @@ def test_the_threshold_is_the_profiles(tmp_path):
     assert len(dropped(STAGE, where)) == 2
 
 
+def test_another_threshold_embeds_nothing_anew_and_another_people_filter_just_the_pairs_it_gives_back(tmp_path):
+    where = context(tmp_path, "test-000", similarity=gray_embedder())
+    pairs = {"p1": (0, 200), "p2": (100, 105), "p3": (0, 250)}
+    names = [f"{pair}_{kind}_frame" for pair in pairs for kind in ("goal", "wentrong")]
+    with_pairs(where, pairs, names[:5])
+    run(STAGE, where)
+    loose = context(tmp_path, "test-000", "similarity.max_cosine=1.0", similarity=None)
+    assert run(STAGE, loose).manifest["remembered_records"] == 4
+    assert set(kept(STAGE, loose)) == set(names[:4])
+    embedder = gray_embedder()
+    more = context(tmp_path, "test-000", "similarity.max_cosine=1.0", similarity=embedder)
+    put(more, "keypoints", [person_record(name) for name in names], PoseRecord, key="other")
+    run(STAGE, more)
+    assert set(kept(STAGE, more)) == set(names)
+    assert [len(images) for (images,) in embedder.asked] == [2]
+
+
 def test_pairs_are_not_parted_between_batches(tmp_path):
     where = context(tmp_path, "test-000", "batch_records=3", similarity=gray_embedder())
     with_pairs(where, {f"p{n}": (0, 200) for n in range(5)})

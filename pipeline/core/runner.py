@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pipeline.core.errors import UserError
 from pipeline.core.profile import Profile
 from pipeline.core.prompts import load_prompt
-from pipeline.core.stage import Failed, Item, Kept, Outcome, Rejected, Stage, StageContext, shard_kind
+from pipeline.core.stage import Failed, Item, Kept, Measured, Outcome, Rejected, Stage, StageContext, shard_kind
 from pipeline.core.store import Store
 from schemas.arrow import arrow_schema
 from schemas.records import Record, Rejection
@@ -66,13 +66,10 @@ def content_key(stage: Stage, profile: Profile, store: Store, shard: str, finger
     reads from outside, and the keys of the shards it reads. Raises MissingUpstreamError where one of those is not
     built.
     """
-    upstream: dict[str, str] = {}
-    for name, upstream_shard in stage.upstream(profile, shard):
-        manifest = store.manifest(name, upstream_shard)
-        if manifest is None:
-            raise MissingUpstreamError(stage.name, shard, name, upstream_shard, f" --build {store.build_dir.name}")
-        upstream[f"{name}/{upstream_shard}"] = manifest["key"]
+    upstream = _upstream_keys(stage, store, shard, stage.upstream(profile, shard))
+    measured = {"measured": measured_key(stage, profile, store, shard, fingerprints)} if stage.measures else {}
     basis = {
+        **measured,
         "stage": stage.name,
         "shard": shard,
         "version": stage.version,
@@ -84,6 +81,38 @@ def content_key(stage: Stage, profile: Profile, store: Store, shard: str, finger
         "external": stage.external(profile, shard) if stage.external else {},
         "upstream": upstream,
     }
+    return _digest(basis)
+
+
+def measured_key(stage: Stage, profile: Profile, store: Store, shard: str, fingerprints: dict[str, Any]) -> str | None:
+    """The key under which what a filter measured still stands, whatever its thresholds; None for other stages.
+
+    Raises MissingUpstreamError where a shard that the measurement depends on is not built.
+    """
+    if stage.measures is None:
+        return None
+    basis = {
+        "stage": stage.name,
+        "shard": shard,
+        "version": stage.measures.version,
+        "schema": str(arrow_schema(stage.measures.writes)),
+        "engines": fingerprints,
+        "upstream": _upstream_keys(stage, store, shard, stage.measures.upstream(profile, shard)),
+    }
+    return _digest(basis)
+
+
+def _upstream_keys(stage: Stage, store: Store, shard: str, upstream: Sequence[tuple[str, str]]) -> dict[str, str]:
+    keys: dict[str, str] = {}
+    for name, upstream_shard in upstream:
+        manifest = store.manifest(name, upstream_shard)
+        if manifest is None:
+            raise MissingUpstreamError(stage.name, shard, name, upstream_shard, f" --build {store.build_dir.name}")
+        keys[f"{name}/{upstream_shard}"] = manifest["key"]
+    return keys
+
+
+def _digest(basis: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(basis, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -106,7 +135,10 @@ def run_shard(
     """
     store, shard = context.store, context.shard
     key = content_key(stage, context.profile, store, shard, fingerprints)
-    with store.writing(stage.name, shard, key, stage.writes) as writer:
+    measured_by = measured_key(stage, context.profile, store, shard, fingerprints)
+    with store.writing(
+        stage.name, shard, key, stage.writes, stage.measures.writes if stage.measures else None
+    ) as writer:
         finished = store.manifest(stage.name, shard)
         if finished is not None and finished["key"] == key and not force:
             writer.abandon()
@@ -118,18 +150,22 @@ def run_shard(
         _check_unique(stage, shard, items)
         batches = batches_of(items, context.profile.batch_records)
         writer.begin(len(batches), force)
-        done, made = 0, 0
+        # The shard that stands was judged by other thresholds; what was measured for it may hold all the same.
+        stands = measured_by is not None and finished is not None and finished.get("measured_key") == measured_by
+        done, made, remembered = 0, 0, 0
         kept_ids: list[str] = []
         dropped_rows: list[dict[str, Any]] = []
         if progress:
             progress(0, len(items))
         for number, batch in enumerate(batches):
             if not writer.has_part(number):
-                outcomes = outcomes_of(stage, context, batch)
+                measured = _measured_before(stage, context, batch) if stands and not force else {}
+                remembered += len(measured)
+                outcomes = outcomes_of(stage, context, batch, measured)
                 _check_ids(stage, shard, batch, [outcome.id for outcome in outcomes])
                 kept = [_checked(stage, outcome) for outcome in outcomes if isinstance(outcome, Kept)]
                 dropped = [_dropped(stage, outcome) for outcome in outcomes if not isinstance(outcome, Kept)]
-                writer.write_part(number, kept, dropped)
+                writer.write_part(number, kept, dropped, list(measured.values()))
                 made += len(batch)
             part_kept, part_dropped = writer.outcomes(number)
             if not _same_ids(batch, part_kept, part_dropped):
@@ -160,6 +196,8 @@ def run_shard(
             "records_per_second": round(made / seconds, 2) if seconds > 0 else None,
             "resumed_records": len(items) - made,
         }
+        if measured_by is not None:
+            manifest |= {"measured_key": measured_by, "remembered_records": remembered}
         whole = writer.finish(manifest)
         if stage.deliver:
             stage.deliver(context, whole)
@@ -177,17 +215,35 @@ def batches_of(items: Sequence[Item], size: int) -> list[list[Item]]:
     return batches
 
 
-def outcomes_of(stage: Stage, context: StageContext, batch: Sequence[Item]) -> list[Outcome]:
+def _measured_before(stage: Stage, context: StageContext, batch: Sequence[Item]) -> dict[str, Record]:
+    assert stage.measures is not None
+    model = stage.measures.writes
+    rows = context.store.measured(stage.name, context.shard, list(model.model_fields), [item.id for item in batch])
+    return {record_id: model.model_validate(row) for record_id, row in rows.items()}
+
+
+def outcomes_of(
+    stage: Stage, context: StageContext, batch: Sequence[Item], measured: dict[str, Record] | None = None
+) -> list[Outcome]:
     """The stage's outcomes for a batch. Where the batch raises, each group is tried alone, so that a bad record costs
     one group at most, and becomes Failed with the error.
+
+    measured: for a filter, what is known of the batch by id; what is not is measured now and added.
     """
     if not batch:
         return []
-    for section in stage.engines:
-        context.engines(section)  # an engine that cannot load stops the stage; it is not a fault of one record
+    known = {} if measured is None else measured
+    unknown = _unmeasured(stage, batch, known)
+    if unknown or stage.measures is None:
+        for section in stage.engines:
+            context.engines(section)  # an engine that cannot load stops the stage; it is not a fault of one record
     try:
-        return list(stage.run(context, batch))
-    except UserError:
+        if stage.measures is None:
+            return list(stage.run(context, batch))
+        if unknown:
+            known |= _measure(stage, context, unknown)
+        return list(stage.run(context, [Measured(item, known.get(item.id)) for item in batch]))
+    except (UserError, LostRecordsError):
         raise
     except Exception as error:
         groups: dict[str, list[Item]] = {}
@@ -198,7 +254,26 @@ def outcomes_of(stage: Stage, context: StageContext, batch: Sequence[Item]) -> l
             said = _ADDRESS.sub("0x...", str(error))
             detail = f"{said} ({where.name}, line {where.lineno} of {where.filename.rpartition('/')[2]})"
             return [Failed(item.id, type(error).__name__, detail) for item in batch]
-        return [outcome for group in groups.values() for outcome in outcomes_of(stage, context, group)]
+        return [outcome for group in groups.values() for outcome in outcomes_of(stage, context, group, known)]
+
+
+def _unmeasured(stage: Stage, batch: Sequence[Item], known: dict[str, Record]) -> list[Item]:
+    """The items that a filter has still to measure: whole groups, in order; none for other stages."""
+    if stage.measures is None:
+        return []
+    able = stage.measures.measurable(batch)
+    groups = {item.group or item.id for item in able if item.id not in known}
+    return [item for item in able if (item.group or item.id) in groups]
+
+
+def _measure(stage: Stage, context: StageContext, items: Sequence[Item]) -> dict[str, Record]:
+    assert stage.measures is not None
+    found = list(stage.measures.run(context, items))
+    wrong = [record for record in found if type(record) is not stage.measures.writes]
+    if wrong:
+        raise TypeError(f"{stage.name} measures {stage.measures.writes.__name__}, not {type(wrong[0]).__name__}")
+    _check_ids(stage, context.shard, items, [record.id for record in found])
+    return {record.id: record for record in found}
 
 
 def library_versions() -> dict[str, str]:

@@ -66,6 +66,22 @@ class Ref:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """An item of a stage that measures, with what was measured of it; record is None where nothing could be."""
+
+    item: Item
+    record: Any
+
+    @property
+    def id(self) -> str:
+        return self.item.id
+
+    @property
+    def group(self) -> str:
+        return self.item.group
+
+
+@dataclass(frozen=True)
 class StageContext:
     """Where a stage runs: the profile, the shard, the store it reads, and the engines its profile names."""
 
@@ -80,6 +96,23 @@ class StageContext:
 
 
 @dataclass(frozen=True)
+class Measuring:
+    """The half of a filter that asks its engine. What it measures is stored beside the records and does not depend on
+    any threshold, so that a changed threshold decides again without the engine.
+
+    version: of this half alone. writes: the record of what is measured. upstream: the shards that the measurement
+    depends on. run: a batch in, one record an id out; the items of a group are measured together. measurable:
+    those items of a batch that can be measured at all (a frame whose partner is gone has nothing to be compared with).
+    """
+
+    version: int
+    writes: type[Record]
+    upstream: Callable[[Profile, str], list[tuple[str, str]]]
+    run: Callable[[StageContext, Sequence[Any]], Sequence[Record]]
+    measurable: Callable[[Sequence[Any]], Sequence[Any]] = list
+
+
+@dataclass(frozen=True)
 class Stage:
     """A stage's declaration.
 
@@ -88,6 +121,7 @@ class Stage:
     one shard reads. external: digests of what it reads from outside the store, e.g. files of the OOPS! folder.
     config: dotted profile paths its output depends on; config_by_kind: those that only its train or its test shards
     depend on. engines: profile sections that name its backends.
+    measures: for a filter, its measuring half; `run` then decides over a batch of `Measured` and asks no engine.
     deliver: called with the finished manifest after every run, also of a shard that was up to date; puts what the stage
     makes outside the store (the dataset folder) in its place.
     """
@@ -105,6 +139,7 @@ class Stage:
     config: tuple[str, ...] = ()
     config_by_kind: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     engines: tuple[str, ...] = ()
+    measures: Measuring | None = None
     prompts: tuple[str, ...] = ()
     external: Callable[[Profile, str], dict[str, str]] | None = None
     deliver: Callable[[StageContext, dict[str, Any]], None] | None = None

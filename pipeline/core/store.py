@@ -1,4 +1,5 @@
-"""The shard store: `work/<build>/<stage>/<shard>/` with Parquet parts, `rejected.parquet`, and `stage.json` last.
+"""The shard store: `work/<build>/<stage>/<shard>/` with Parquet parts, `rejected.parquet`, for a filter also what it
+measured (`measured-*.parquet`), and `stage.json` last.
 
 A shard is built in `<shard>.building-<key>` beside its place and moved there when it is whole, so a reader sees the old
 shard or the new one, never half of either. A kill loses at most the part being written.
@@ -86,16 +87,29 @@ class Store:
 
     def table(self, stage: str, shard: str, columns: Sequence[str], ids: Sequence[str] | None = None) -> pa.Table:
         """These columns of a finished shard's kept records, in id order; of these ids only, where ids are given."""
+        return self._parts(stage, shard, "part", columns, ids)
+
+    def _parts(self, stage: str, shard: str, kind: str, columns: Sequence[str], ids: Sequence[str] | None) -> pa.Table:
         import pyarrow as pa
         import pyarrow.dataset as ds
 
-        parts = sorted(self.shard_dir(stage, shard).glob("part-*.parquet"))
+        parts = sorted(self.shard_dir(stage, shard).glob(f"{kind}-*.parquet"))
         if not parts:
             raise UserError(f"{stage} {shard} is not there: run python -m pipeline.{stage} first")
         dataset = ds.dataset([os.fspath(part) for part in parts], format="parquet")
         # The reader passes over parts by their statistics of the id: images of other batches stay on the disk.
         wanted = ds.field("id").isin(pa.array(sorted(ids), pa.string())) if ids is not None else None
         return dataset.to_table(columns=list(columns), filter=wanted, use_threads=False).sort_by("id")
+
+    def measured(
+        self, stage: str, shard: str, columns: Sequence[str], ids: Sequence[str] | None = None
+    ) -> dict[str, dict[str, Any]]:
+        """What a finished filter measured, of the records it kept and of those it rejected, as plain rows by id.
+
+        Raises UserError where the shard is not there or measures nothing.
+        """
+        names = list(dict.fromkeys(["id", *columns]))
+        return {row["id"]: row for row in self._parts(stage, shard, "measured", names, ids).to_pylist()}
 
     def rows(
         self, stage: str, shard: str, columns: Sequence[str], ids: Sequence[str] | None = None
@@ -116,7 +130,13 @@ class Store:
 
     @contextlib.contextmanager
     def writing(
-        self, stage: str, shard: str, key: str, model: type[Record], wait: bool = True
+        self,
+        stage: str,
+        shard: str,
+        key: str,
+        model: type[Record],
+        measures: type[Record] | None = None,
+        wait: bool = True,
     ) -> Iterator[ShardWriter]:
         """A writer for one shard under one content key, alone: a second process waits, or with wait=False is told who
         holds the shard (ShardBusyError). What a killed swap left is put right first.
@@ -136,7 +156,7 @@ class Store:
             raise ShardBusyError(f"{stage} {shard} is being built by {who}: wait for it, or stop it") from None
         try:
             holder.write_text(f"process {os.getpid()} on {socket.gethostname()}", "utf-8")
-            writer = ShardWriter(self, stage, shard, key, model)
+            writer = ShardWriter(self, stage, shard, key, model, measures)
             writer.recover()
             yield writer
         finally:
@@ -147,8 +167,10 @@ class Store:
 class ShardWriter:
     """Writes one shard part by part; parts that an earlier, killed run finished are kept as they are."""
 
-    def __init__(self, store: Store, stage: str, shard: str, key: str, model: type[Record]) -> None:
-        self._stage, self._shard, self._key, self._model = stage, shard, key, model
+    def __init__(
+        self, store: Store, stage: str, shard: str, key: str, model: type[Record], measures: type[Record] | None = None
+    ) -> None:
+        self._stage, self._shard, self._key, self._model, self._measures = stage, shard, key, model, measures
         self._place = store.shard_dir(stage, shard)
         self._aside = self._place.with_name(f"{shard}.old")
         self.folder = self._place.with_name(f"{shard}.building-{key[:12]}")
@@ -169,7 +191,8 @@ class ShardWriter:
         more than the `parts` there will be now.
         """
         numbers = range(parts)
-        known = {path.name for number in numbers for path in (self._kept_path(number), self._dropped_path(number))}
+        paths = (self._kept_path, self._dropped_path, self._measured_path)
+        known = {path(number).name for number in numbers for path in paths}
         if force or {path.name for path in self.folder.glob("*.parquet")} - {*known, REJECTED}:
             _remove(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -184,9 +207,13 @@ class ShardWriter:
         """Whether an earlier run finished this part."""
         return self._kept_path(number).exists() and self._dropped_path(number).exists()
 
-    def write_part(self, number: int, kept: Sequence[Record], dropped: Sequence[Rejection]) -> None:
-        """Write one part. The dropped go first: a part counts as there when its kept file is."""
+    def write_part(
+        self, number: int, kept: Sequence[Record], dropped: Sequence[Rejection], measured: Sequence[Record] = ()
+    ) -> None:
+        """Write one part. The dropped and the measured go first: a part counts as there when its kept file is."""
         self._write(self._dropped_path(number), Rejection, dropped)
+        if self._measures is not None:
+            self._write(self._measured_path(number), self._measures, measured)
         self._write(self._kept_path(number), self._model, kept)
 
     def finish(self, manifest: dict[str, Any]) -> dict[str, Any]:
@@ -197,10 +224,7 @@ class ShardWriter:
         pieces = sorted(self.folder.glob("dropped-*.parquet"))
         dropped = pa.concat_tables([pq.read_table(piece) for piece in pieces]).sort_by("id")
         write_atomically(self.folder / REJECTED, parquet_bytes(dropped))
-        files = {
-            path.name: file_digest(path)
-            for path in sorted([*self.folder.glob("part-*.parquet"), self.folder / REJECTED])
-        }
+        files = {path.name: file_digest(path) for path in sorted(self.folder.glob("*.parquet")) if path not in pieces}
         whole = {"stage": self._stage, "shard": self._shard, "key": self._key, **manifest, "files": files}
         write_atomically(self.folder / MANIFEST, json.dumps(whole, indent=1, ensure_ascii=False).encode())
         self._swap(self.folder)
@@ -228,6 +252,9 @@ class ShardWriter:
 
     def _dropped_path(self, number: int) -> Path:
         return self.folder / f"dropped-{number:05d}.parquet"
+
+    def _measured_path(self, number: int) -> Path:
+        return self.folder / f"measured-{number:05d}.parquet"
 
     def _write(self, path: Path, model: type, records: Sequence[Any]) -> None:
         table = records_table(model, sorted(records, key=lambda record: record.id))

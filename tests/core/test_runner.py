@@ -1,8 +1,10 @@
+import dataclasses
 import json
 import os
 import pickle
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,8 @@ from tests.core.toy_stages import (
     lengths_stage,
     run_words,
     toy_profile,
+    weigh,
+    weights_stage,
     word_outcome,
     words,
     words_stage,
@@ -207,6 +211,94 @@ def test_outcomes_of_an_empty_batch_ask_no_engine(tmp_path):
 
 
 # --- up to date, forced, resumed
+
+
+# --- filters measure once and decide again
+
+
+class Scales:
+    """The engine of `weights_stage`: notes whom it weighed; these ids break it."""
+
+    def __init__(self, *broken: str) -> None:
+        self.weighed: list[str] = []
+        self._broken = broken
+
+    def __call__(self, item: WordItem) -> Any:
+        self.weighed.append(item.id)
+        if item.id in self._broken:
+            raise RuntimeError("the scales broke")
+        return weigh(item)
+
+
+def weighed(folder: Path, threshold: float, scales: Any, stage: Any = None, force: bool = False, **engine: Any) -> Any:
+    profile = toy_profile(f"similarity.max_cosine={threshold}")
+    return run_shard(stage or weights_stage(), context_in(folder, profile, lambda _: scales), engine, force=force)
+
+
+def heavy(threshold: float) -> list[str]:
+    return [item.id for item in words(13) if weigh(item).grams > 100 * threshold]
+
+
+@given(st.lists(st.integers(0, 100), min_size=2, max_size=4))
+@settings(max_examples=10, deadline=None)
+def test_a_changed_threshold_decides_again_without_the_engine_and_ends_in_the_bytes_of_a_fresh_build(percents):
+    with tempfile.TemporaryDirectory() as temporary:
+        again, fresh = Path(temporary) / "again", Path(temporary) / "fresh"
+        weighed(again, percents[0] / 100, Scales())
+        for percent in percents[1:]:
+            weighed(again, percent / 100, None)
+            assert [row["id"] for row in Store(again).dropped("weights", SHARD)] == heavy(percent / 100)
+        weighed(fresh, percents[-1] / 100, Scales())
+        assert digests(again) == digests(fresh)
+
+
+def test_what_a_filter_measured_is_there_for_the_kept_and_for_the_rejected(tmp_path):
+    manifest = weighed(tmp_path, 0.5, Scales()).manifest
+    rows = Store(tmp_path).measured("weights", SHARD, ["grams"])
+    assert rows == {item.id: {"id": item.id, "grams": weigh(item).grams} for item in words(13)}
+    assert set(manifest["files"]) == {path.name for path in (tmp_path / "weights" / SHARD).glob("*.parquet")}
+    assert 0 < manifest["counts"]["rejected"] < 13
+    with pytest.raises(UserError, match="words train-000"):
+        Store(tmp_path).measured("words", SHARD, ["text"])
+
+
+def test_force_another_engine_and_another_version_of_the_measuring_half_measure_anew(tmp_path):
+    weighed(tmp_path, 0.5, Scales())
+    of_another_version = dataclasses.replace(weights_stage().measures, version=2)
+    for changes in (
+        {"force": True},
+        {"similarity": {"name": "scales", "revision": "2"}},
+        {"stage": weights_stage(measures=of_another_version)},
+    ):
+        scales = Scales()
+        assert weighed(tmp_path, 0.5, scales, **changes).built
+        assert sorted(scales.weighed) == [item.id for item in words(13)], changes
+        assert weighed(tmp_path, 0.4, None, **{**changes, "force": False}).manifest["remembered_records"] == 13
+
+
+def test_another_version_of_the_verdict_measures_nothing_anew(tmp_path):
+    weighed(tmp_path, 0.5, Scales())
+    assert weighed(tmp_path, 0.5, None, stage=weights_stage(version=2)).manifest["remembered_records"] == 13
+
+
+def test_a_record_that_could_not_be_measured_fails_alone_and_is_tried_again(tmp_path):
+    weighed(tmp_path, 0.5, Scales("w003"))
+    failed = [row for row in Store(tmp_path).dropped("weights", SHARD) if row["outcome"] == "failed"]
+    assert [row["id"] for row in failed] == ["w002", "w003"]  # a group stands or falls as one
+    mended = Scales()
+    weighed(tmp_path, 0.4, mended)
+    assert sorted(mended.weighed) == ["w002", "w003"]
+    assert [row["id"] for row in Store(tmp_path).dropped("weights", SHARD)] == heavy(0.4)
+
+
+def test_a_measuring_half_that_gives_back_other_ids_is_stopped(tmp_path):
+    def wrong(_context: Any, batch: Any) -> list[Any]:
+        return [weigh(item) for item in batch[1:]]
+
+    stage = weights_stage(measures=dataclasses.replace(weights_stage().measures, run=wrong))
+    with pytest.raises(LostRecordsError, match="ids in are not ids out"):
+        weighed(tmp_path, 0.5, Scales(), stage=stage)
+    assert not (tmp_path / "weights" / SHARD).exists()
 
 
 def test_the_same_key_does_nothing_and_leaves_no_trace(tmp_path):

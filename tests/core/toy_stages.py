@@ -16,7 +16,7 @@ from typing import Any
 
 from pipeline.core.profile import Profile, load_profile
 from pipeline.core.runner import ShardResult, run_shard
-from pipeline.core.stage import Failed, Kept, Outcome, Rejected, Stage, StageContext
+from pipeline.core.stage import Failed, Kept, Measured, Measuring, Outcome, Rejected, Stage, StageContext
 from pipeline.core.store import Store
 from schemas.records import Record
 
@@ -95,6 +95,49 @@ def lengths_stage(**changes: Any) -> Stage:
         items=lambda context: [WordItem(each) for each in context.store.kept_ids("words", context.shard)],
         run=run,
         config=("seed",),
+    )
+    return dataclasses.replace(made, **changes)
+
+
+class Weight(Record):
+    grams: int
+
+
+def weigh(item: WordItem) -> Weight:
+    """What the scales say of an item: 0 .. 99 grams, by its id."""
+    return Weight(id=item.id, grams=int(hashlib.sha256(item.id.encode()).hexdigest(), 16) % 100)
+
+
+def weights_stage(number: int = 13, **changes: Any) -> Stage:
+    """Stage `weights`, a filter: an engine weighs, and too heavy words go. The threshold is `similarity.max_cosine`, of
+    100 grams. The engine is the section `similarity`, a callable from item to `Weight`.
+    """
+
+    def measure(context: StageContext, batch: Sequence[WordItem]) -> list[Weight]:
+        scales = context.engines("similarity")
+        return [scales(item) for item in reversed(batch)]
+
+    def run(context: StageContext, batch: Sequence[Measured]) -> list[Outcome]:
+        most = 100 * context.profile.similarity.max_cosine
+        return [
+            Rejected(each.id, "too_heavy", str(each.record.grams)) if each.record.grams > most else Kept(each.record)
+            for each in batch
+        ]
+
+    made = Stage(
+        name="weights",
+        version=1,
+        summary="weights",
+        shard_kinds=("train",),
+        reads={},
+        writes=Weight,
+        reasons=("too_heavy",),
+        upstream=lambda _profile, _shard: [],
+        items=lambda _context: words(number),
+        run=run,
+        config=("similarity.max_cosine",),
+        engines=("similarity",),
+        measures=Measuring(version=1, writes=Weight, upstream=lambda _profile, _shard: [], run=measure),
     )
     return dataclasses.replace(made, **changes)
 
