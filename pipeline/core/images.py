@@ -28,8 +28,13 @@ class ImageError(Exception):
     """An image that cannot be read: one line with its name and what is wrong with it."""
 
 
-def read_image(data: bytes, name: str, max_pixels: int = DEFAULT_MAX_PIXELS) -> np.ndarray:
+def read_image(
+    data: bytes, name: str, max_pixels: int = DEFAULT_MAX_PIXELS, least_side: int | None = None
+) -> np.ndarray:
     """The image as uint8 (H, W, 3) RGB, turned upright by its EXIF, transparency put on white.
+
+    least_side: a JPEG may be decoded at a half, a quarter or an eighth of its size, as long as its shorter side keeps
+    so many pixels; several times faster where a small picture is wanted.
 
     A truncated image is an error, not a picture filled up with grey. Raises ImageError, which names `name`, for bytes
     that are no image or a broken one, and for one of more than `max_pixels` (before its pixels are decoded).
@@ -43,6 +48,8 @@ def read_image(data: bytes, name: str, max_pixels: int = DEFAULT_MAX_PIXELS) -> 
             width, height = image.size
             if width * height > max_pixels:
                 raise ImageError(f"{name}: {width} x {height} pixels, the limit is {max_pixels}")
+            if least_side is not None:
+                image.draft(None, (least_side, least_side))
             image.load()
             upright = _upright(image)
             return np.array(_on_white(upright) if upright.has_transparency_data else _opaque(upright))
