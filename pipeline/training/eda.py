@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ALPHA = 0.1
@@ -19,8 +19,8 @@ _SWAP_TRIES = 4
 _WORDNET_FOLDERS = (Path("/usr/share/wordnet"), Path("/usr/local/share/wordnet"))
 _PARTS_OF_SPEECH = ("noun", "verb", "adj", "adv")
 
-Synonyms = Callable[[str], Sequence[str]]
-"""A word's synonyms, in a fixed order, without the word itself."""
+Synonyms = Mapping[str, Sequence[str]]
+"""Words and their synonyms, in a fixed order, without the word itself."""
 
 
 def augment(caption: str, rng: random.Random, synonyms: Synonyms | None, stop_words: frozenset[str]) -> str:
@@ -57,7 +57,7 @@ def replace_by_synonyms(
     found = list(words)
     replaced = 0
     for word in candidates:
-        known = synonyms(word)
+        known = synonyms.get(word, ())
         if known:
             synonym = known[rng.randrange(len(known))]
             found = [synonym if each == word else each for each in found]
@@ -72,7 +72,7 @@ def insert_synonyms(words: Sequence[str], count: int, rng: random.Random, synony
     found = list(words)
     for _ in range(count):
         for _ in range(_TRIES):
-            known = synonyms(found[rng.randint(0, len(found) - 1)])
+            known = synonyms.get(found[rng.randint(0, len(found) - 1)], ())
             if known:
                 found.insert(rng.randint(0, len(found) - 1), known[0])
                 break
@@ -100,11 +100,6 @@ def delete_words(words: Sequence[str], chance: float, rng: random.Random) -> lis
     return kept or [words[rng.randint(0, len(words) - 1)]]
 
 
-def synonym_table(table: Mapping[str, Sequence[str]]) -> Synonyms:
-    """Synonyms from a mapping."""
-    return lambda word: table.get(word, ())
-
-
 def wordnet_folder() -> Path | None:
     """Where WordNet's own files are on this machine (Debian: package wordnet-base), or None."""
     return next((folder for folder in _WORDNET_FOLDERS if (folder / "index.noun").is_file()), None)
@@ -124,8 +119,7 @@ def wordnet_synonyms(folder: Path) -> Synonyms:
             lemmas = [_plain(lemma) for lemma in fields[4 : 4 + 2 * int(fields[3], 16) : 2]]
             for lemma in lemmas:
                 senses.setdefault(lemma, set()).update(lemmas)
-    ordered = {lemma: tuple(sorted(words - {lemma, ""})) for lemma, words in senses.items()}
-    return lambda word: ordered.get(word, ())
+    return {lemma: tuple(sorted(words - {lemma, ""})) for lemma, words in senses.items()}
 
 
 def _plain(lemma: str) -> str:

@@ -19,10 +19,6 @@ from pipeline.core.pose import OPENPOSE_18, OPENPOSE_COLORS, OPENPOSE_LIMBS
 MEAN = np.array([0.48145466, 0.4578275, 0.40821073], dtype=np.float32)
 STD = np.array([0.26862954, 0.26130258, 0.27577711], dtype=np.float32)
 
-FLIP_CHANCE = 0.5
-ERASE_CHANCE = 0.6
-_ERASE_AREA = (0.02, 0.4)
-_ERASE_ASPECT = 0.3
 _ERASE_TRIES = 100
 
 _SATURATED = 40
@@ -52,22 +48,24 @@ class Draw:
     erase: tuple[int, int, int, int] | None = None
 
 
-def draw_flip(rng: random.Random) -> bool:
-    """Whether a picture is mirrored."""
-    return rng.random() < FLIP_CHANCE
-
-
-def draw_erased_box(rng: random.Random, side: int, chance: float = ERASE_CHANCE) -> tuple[int, int, int, int] | None:
+def draw_erased_box(
+    rng: random.Random,
+    side: int,
+    chance: float = 0.6,
+    area: tuple[float, float] = (0.02, 0.4),
+    aspect: float = 0.3,
+) -> tuple[int, int, int, int] | None:
     """The box that is erased (top, left, bottom, right), strictly smaller than the picture, or None.
 
-    Of 2 to 40 % of the area, its aspect uniform in 0.3 to 1/0.3 (random erasing, CMP's settings).
+    area: shares of the picture's; aspect: height over width is uniform between it and its inverse (random erasing; the
+    defaults are CMP's).
     """
     if rng.uniform(0, 1) > chance:
         return None
     for _ in range(_ERASE_TRIES):
-        area = rng.uniform(*_ERASE_AREA) * side * side
-        aspect = rng.uniform(_ERASE_ASPECT, 1 / _ERASE_ASPECT)
-        height, width = round((area * aspect) ** 0.5), round((area / aspect) ** 0.5)
+        pixels = rng.uniform(*area) * side * side
+        shape = rng.uniform(aspect, 1 / aspect)
+        height, width = round((pixels * shape) ** 0.5), round((pixels / shape) ** 0.5)
         if width < side and height < side:
             top, left = rng.randint(0, side - height), rng.randint(0, side - width)
             return top, left, top + height, left + width

