@@ -167,9 +167,15 @@ class Collated:
     unreadable: tuple[Unreadable, ...]
 
 
-def collated(prepared: Sequence[Prepared | Unreadable]) -> Collated:
-    """Prepared samples under each other. A batch needs two ids: with one there is no negative."""
+def collated(prepared: Sequence[Prepared | Unreadable], fill: bool = False) -> Collated:
+    """Prepared samples under each other. A batch needs two ids: with one there is no negative.
+
+    fill: whether good samples are repeated in the place of unreadable ones; processes that gather features need batches
+    of one size.
+    """
     good = [each for each in prepared if isinstance(each, Prepared)]
+    if fill and good:
+        good = [good[number % len(good)] for number in range(len(prepared))]
     bad = tuple(each for each in prepared if isinstance(each, Unreadable))
     if len({each.identity for each in good}) < 2:
         return Collated(None, bad)
@@ -255,10 +261,8 @@ class EpochOrder:
             yield [(self.epoch, int(index)) for index in order[first : first + step]]
 
 
-def loader_of(
-    preparer: Preparer, order: EpochOrder, workers: int, collate: Callable[[Sequence[Any]], Collated] = collated
-) -> Any:
-    """A torch DataLoader over an epoch's batches; its workers decode pictures."""
+def loader_of(preparer: Preparer, order: EpochOrder, workers: int, collate: Callable[..., Collated] = collated) -> Any:
+    """A torch DataLoader over an epoch's batches of `Collated`; its workers decode pictures."""
     from torch.utils.data import DataLoader
 
     return DataLoader(

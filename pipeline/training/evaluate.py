@@ -1,0 +1,350 @@
+"""Text-to-image retrieval as the field measures it: first by features, then the first candidates by the matching head.
+
+The gallery is walked image by image (in chunks): an image's keys and values are made once, serve all queries whose
+candidate it is, and are gone before the next chunk. Memory grows with queries + gallery, never with their product times
+tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pipeline.core.errors import UserError
+from pipeline.core.images import ImageError
+from pipeline.models.batch import Tokens
+from pipeline.models.network import PairNetwork
+from pipeline.retrieval.candidates import first_candidates
+from pipeline.retrieval.fusion import Fusion, extremes_of, fuse
+from pipeline.retrieval.metrics import (
+    Metrics,
+    MetricsCounter,
+    PairAccuracy,
+    first_ranked,
+    id_order,
+    pair_accuracy,
+    relevant_indices,
+)
+from pipeline.training.pictures import normalised, read_square
+from pipeline.training.samples import Sample, SampleSet
+from pipeline.training.texts import Vocabulary, cleaned
+
+PROTOCOLS = ("PAB behaviour", "PAB identity", "PAB-Normal", "PAB-Anomaly")
+RANKED = 10
+"""Images of each query that are written down."""
+
+Progress = Callable[[str, int, int], None]
+"""Called with (what is done, so many, of how many)."""
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """top_k: candidates a query that the matching head sees. image_chunk, text_chunk, pair_chunk: how many at once.
+
+    held_tokens: bytes of image tokens that may be kept between the two passes; beyond it images are encoded twice.
+    """
+
+    top_k: int = 128
+    fusion: Fusion = field(default_factory=Fusion)
+    image_chunk: int = 22
+    text_chunk: int = 150
+    pair_chunk: int = 256
+    held_tokens: int = 1 << 30
+
+
+@dataclass(frozen=True)
+class Query:
+    """A caption that is searched for, and the gallery index of its own image."""
+
+    id: str
+    text: str
+    image: int
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The first images of a query: gallery indices and fused scores, best first."""
+
+    query: Query
+    images: tuple[int, ...]
+    scores: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What an evaluation found. metrics: by protocol, those that the data allows. unreadable: id and why."""
+
+    gallery: tuple[Sample, ...]
+    metrics: dict[str, Metrics]
+    pairs: PairAccuracy
+    rankings: tuple[Ranking, ...]
+    fusion: str
+    top_k: int
+    unreadable: tuple[tuple[str, str], ...] = ()
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+@torch.no_grad()
+def evaluate(
+    network: PairNetwork,
+    data: SampleSet,
+    vocabulary: Vocabulary,
+    settings: EvaluationSettings = EvaluationSettings(),
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Search the data's images with each of their captions.
+
+    Behaviour: the query's own image is relevant. Identity: every image of its person. Normal, anomaly: the queries of
+    one behaviour against the whole gallery. Pair accuracy: a query's own image against its hard negative, by the final
+    score. Raises UserError where no image can be read or a score is not a number.
+    """
+    was_training = network.training
+    network.eval()
+    try:
+        return _evaluate(network, data, vocabulary, settings, progress or (lambda *_: None))
+    finally:
+        network.train(was_training)
+
+
+def _evaluate(
+    network: PairNetwork, data: SampleSet, vocabulary: Vocabulary, settings: EvaluationSettings, progress: Progress
+) -> Evaluation:
+    images = encoded_images(network, data, settings, progress)
+    gallery = images.samples
+    queries = [
+        Query(sample.id if number == 0 else f"{sample.id}#{number}", text, index)
+        for index, sample in enumerate(gallery)
+        for number, caption in enumerate(sample.captions)
+        if (text := cleaned(caption, ""))
+    ]
+    if not queries:
+        raise UserError(f"{data.name}: no caption of its {data.split} split has a word to search for")
+    texts = _encoded_texts(network, [query.text for query in queries], vocabulary, settings, progress)
+    order = id_order([sample.id for sample in gallery])
+    candidates, _ = first_candidates(texts.features, images.features, settings.top_k, order)
+    logits = _matched(network, data, images, texts, candidates, settings, progress)
+    return _judged(data, images, queries, texts.features, candidates, logits, order, settings)
+
+
+@dataclass
+class EncodedGallery:
+    """features: float32 (G, F). tokens: by gallery index, those that were kept."""
+
+    samples: tuple[Sample, ...]
+    features: np.ndarray
+    tokens: dict[int, Tensor]
+    unreadable: list[tuple[str, str]]
+
+
+def encoded_images(
+    network: PairNetwork, data: SampleSet, settings: EvaluationSettings, progress: Progress
+) -> EncodedGallery:
+    """Features of all images that can be read, in the order of the samples."""
+    samples: list[Sample] = []
+    features: list[np.ndarray] = []
+    unreadable: list[tuple[str, str]] = []
+    tokens: dict[int, Tensor] = {}
+    held = 0
+    if network.options.pose and any(sample.pose is None for sample in data.samples):
+        raise UserError(
+            f"{data.name}: there are no pose maps, and this model reads them (see PE in the list of models)"
+        )
+    for start in range(0, len(data), settings.image_chunk):
+        chunk = data.samples[start : start + settings.image_chunk]
+        good, pictures, poses = [], [], []
+        for sample in chunk:
+            try:
+                picture, pose = _pictures(network, data, sample)
+            except (ImageError, OSError) as error:
+                unreadable.append((sample.id, str(error)))
+                continue
+            good.append(sample)
+            pictures.append(picture)
+            poses.append(pose)
+        if good:
+            encoded = network.encode_images(*_on_device(network, pictures, poses))
+            for index, each in enumerate(encoded.tokens):
+                held += each.numel() * each.element_size()
+                if held <= settings.held_tokens:
+                    tokens[len(samples) + index] = each.float().cpu()
+            features.append(encoded.features.float().cpu().numpy())
+            samples += good
+        progress("images", min(start + settings.image_chunk, len(data)), len(data))
+    if not samples:
+        why = f" ({unreadable[0][1]})" if unreadable else ""
+        raise UserError(f"{data.name}: none of the {len(data)} images of its {data.split} split can be read{why}")
+    return EncodedGallery(tuple(samples), np.concatenate(features), tokens, unreadable)
+
+
+def _pictures(network: PairNetwork, data: SampleSet, sample: Sample) -> tuple[np.ndarray, np.ndarray | None]:
+    side = network.options.size.image.image_size
+    image = normalised(read_square(data.picture(sample.image, "image"), sample.id, side))
+    if not network.options.pose or sample.pose is None:
+        return image, None
+    return image, normalised(read_square(data.picture(sample.pose, "pose"), f"pose map of {sample.id}", side))
+
+
+def _on_device(
+    network: PairNetwork, pictures: Sequence[np.ndarray], poses: Sequence[np.ndarray | None]
+) -> tuple[Tensor, Tensor | None]:
+    device = next(network.parameters()).device
+    shown = torch.from_numpy(np.stack(pictures)).to(device)
+    maps = [each for each in poses if each is not None]
+    return shown, torch.from_numpy(np.stack(maps)).to(device) if maps else None
+
+
+@dataclass
+class _EncodedTexts:
+    """hidden: (Q, L, D) on the CPU; mask: (Q, L); features: float32 (Q, F)."""
+
+    hidden: Tensor
+    mask: Tensor
+    features: np.ndarray
+
+
+def _encoded_texts(
+    network: PairNetwork, texts: Sequence[str], vocabulary: Vocabulary, settings: EvaluationSettings, progress: Progress
+) -> _EncodedTexts:
+    device = next(network.parameters()).device
+    hidden, masks, features = [], [], []
+    for start in range(0, len(texts), settings.text_chunk):
+        ids = torch.from_numpy(vocabulary.ids(texts[start : start + settings.text_chunk])).to(device)
+        encoded = network.encode_texts(Tokens(ids, (ids != 0).long()))
+        hidden.append(encoded.hidden.float().cpu())
+        masks.append(encoded.mask.cpu())
+        features.append(encoded.features.float().cpu().numpy())
+        progress("queries", min(start + settings.text_chunk, len(texts)), len(texts))
+    return _EncodedTexts(torch.cat(hidden), torch.cat(masks), np.concatenate(features))
+
+
+def _matched(
+    network: PairNetwork,
+    data: SampleSet,
+    images: EncodedGallery,
+    texts: _EncodedTexts,
+    candidates: np.ndarray,
+    settings: EvaluationSettings,
+    progress: Progress,
+) -> np.ndarray:
+    """float32 (Q, k): the logit that query and candidate match."""
+    logits = np.empty(candidates.shape, dtype=np.float32)
+    by_image: dict[int, list[tuple[int, int]]] = {}
+    for query, row in enumerate(candidates):
+        for place, image in enumerate(row):
+            by_image.setdefault(int(image), []).append((query, place))
+    wanted = sorted(by_image)
+    for start in range(0, len(wanted), settings.image_chunk):
+        chunk = wanted[start : start + settings.image_chunk]
+        keys_values = network.keys_values(_tokens_of(network, data, images, chunk))
+        pairs = [(query, place, number) for number, image in enumerate(chunk) for query, place in by_image[image]]
+        for part in _parts(pairs, settings.pair_chunk):
+            for (query, place, _), logit in zip(part, _logits(network, texts, keys_values, part), strict=True):
+                logits[query, place] = logit
+        progress("matching", min(start + settings.image_chunk, len(wanted)), len(wanted))
+    return logits
+
+
+def _parts(pairs: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    for start in range(0, len(pairs), size):
+        yield pairs[start : start + size]
+
+
+def _logits(
+    network: PairNetwork, texts: _EncodedTexts, keys_values: Any, pairs: Sequence[tuple[int, int, int]]
+) -> np.ndarray:
+    """The logits of (query, _, image) triples. Texts are cut after the longest one's last real token."""
+    device = next(network.parameters()).device
+    queries = sorted({query for query, _, _ in pairs})
+    mask = texts.mask[queries]
+    length = int(mask.sum(dim=1).max())
+    rows = {query: number for number, query in enumerate(queries)}
+    text_rows = torch.tensor([rows[query] for query, _, _ in pairs], device=device)
+    image_rows = torch.tensor([image for _, _, image in pairs], device=device)
+    hidden = texts.hidden[queries, :length].to(device)
+    found = network.match(hidden, mask[:, :length].to(device), keys_values, text_rows, image_rows)
+    return found[:, 1].float().cpu().numpy()
+
+
+def _tokens_of(network: PairNetwork, data: SampleSet, images: EncodedGallery, chunk: Sequence[int]) -> Tensor:
+    device = next(network.parameters()).device
+    missing = [index for index in chunk if index not in images.tokens]
+    again: dict[int, Tensor] = {}
+    if missing:
+        read = [_pictures(network, data, images.samples[index]) for index in missing]
+        tokens = network.encode_images(*_on_device(network, [a for a, _ in read], [b for _, b in read])).tokens
+        again = dict(zip(missing, tokens, strict=True))
+    return torch.stack([again[index] if index in again else images.tokens[index].to(device) for index in chunk])
+
+
+def _judged(
+    data: SampleSet,
+    images: EncodedGallery,
+    queries: Sequence[Query],
+    features: np.ndarray,
+    candidates: np.ndarray,
+    logits: np.ndarray,
+    order: np.ndarray,
+    settings: EvaluationSettings,
+) -> Evaluation:
+    if not (np.isfinite(logits).all() and np.isfinite(features).all() and np.isfinite(images.features).all()):
+        raise UserError("evaluation: a score is not a number; the checkpoint's weights are damaged or have diverged")
+    gallery = images.samples
+    labels = {
+        "PAB behaviour": [sample.id for sample in gallery],
+        "PAB identity": [sample.person or f"no person of {sample.id}" for sample in gallery],
+    }
+    known = {"PAB behaviour": True, "PAB identity": all(sample.person for sample in gallery)}
+    places = {sample.id: index for index, sample in enumerate(gallery)}
+    counterparts = [places.get(sample.hard.id) if sample.hard else None for sample in gallery]
+    normal = [gallery[query.image].normal for query in queries]
+    counters = {name: MetricsCounter(order) for name in PROTOCOLS}
+    relevant = {name: relevant_indices([own[query.image] for query in queries], own) for name, own in labels.items()}
+    pairs = PairAccuracy(0, 0)
+    rankings = []
+    extremes = extremes_of(settings.fusion, _extremes(features, images.features, settings.text_chunk), logits)
+    for start in range(0, len(queries), settings.text_chunk):
+        rows = range(start, min(start + settings.text_chunk, len(queries)))
+        part = slice(rows.start, rows.stop)
+        similarity = features[part] @ images.features.T
+        scores = fuse(settings.fusion, extremes, similarity, candidates[part], logits[part], start, len(queries))
+        for name in labels:
+            if known[name]:
+                counters[name].add(scores, relevant[name][part])
+        for name, wanted in (("PAB-Normal", True), ("PAB-Anomaly", False)):
+            own = [row for row in rows if normal[row] is wanted]
+            if own:
+                counters[name].add(
+                    scores[[row - start for row in own]], [relevant["PAB behaviour"][row] for row in own]
+                )
+        own_images = [queries[row].image for row in rows]
+        pairs += pair_accuracy(scores, own_images, [counterparts[image] for image in own_images])
+        for row, scored in zip(rows, scores, strict=True):
+            first = first_ranked(scored, order, RANKED)
+            rankings.append(
+                Ranking(queries[row], tuple(int(each) for each in first), tuple(float(each) for each in scored[first]))
+            )
+    metrics = {name: counter.metrics() for name, counter in counters.items()}
+    return Evaluation(
+        gallery=gallery,
+        metrics={name: found for name, found in metrics.items() if found.queries or found.without_relevant},
+        pairs=pairs,
+        rankings=tuple(rankings),
+        fusion=settings.fusion.name,
+        top_k=candidates.shape[1],
+        unreadable=tuple(images.unreadable),
+        counts={"queries": len(queries), "gallery": len(gallery), "left out": data.left_out + len(images.unreadable)},
+    )
+
+
+def _extremes(queries: np.ndarray, gallery: np.ndarray, chunk: int) -> tuple[float, float]:
+    """The least and the largest similarity of the whole matrix, without holding it."""
+    lowest, highest = np.inf, -np.inf
+    for start in range(0, len(queries), chunk):
+        part = queries[start : start + chunk] @ gallery.T
+        lowest, highest = min(lowest, float(part.min())), max(highest, float(part.max()))
+    return lowest, highest
