@@ -96,7 +96,7 @@ def upstream(_profile: Profile, shard: str) -> list[tuple[str, str]]:
 
 STAGE = Stage(
     name="keypoints",
-    version=2,
+    version=3,
     summary="people and joints, pose maps, the people filter (real) and the structure filter (generated)",
     shard_kinds=("train", "test"),
     reads={"generate | frames": ("image",)},

@@ -8,6 +8,11 @@ BlazePose's own visibility is near 1 for whatever it has fitted a body to, also 
 such a fit away is that the picture mirrored or turned gives another body. A small upright body may instead be confirmed
 by OpenCV's pedestrian detector, which knows nothing of BlazePose. A doubtful body that no second look confirms keeps
 half its score, and the people filter drops it as of low confidence.
+
+A body that the picture's edge cuts is squeezed into the picture or not found at all. Where nobody is found, or a body
+is doubtful or reaches the edge, the picture is looked at once more, continued beyond its edges by its own mirror image:
+there the cut limbs go on, and BlazePose places their joints outside. Those looks ask for less than the first ones, so
+that what they alone find is no more than a trace of a person, with a score that never reaches that of a body.
 """
 
 from __future__ import annotations
@@ -45,6 +50,15 @@ _TILE_SIDE = 448
 _PEDESTRIAN_QUALITY = 0.5
 _PEDESTRIAN_WEIGHT = 1.0
 _PEDESTRIAN_OVERLAP = 0.4
+# The looks beyond the edge. How far the picture is continued, and how near its edge a joint must lie for a body that is
+# sure to be looked at again, both in shorter sides.
+_CONTINUED = 0.25
+_NEAR_EDGE = 0.05
+_FAINT_DETECTION = 0.1
+_TURNS_BEYOND = (0, 1, 3)  # upside down adds least: over the edge it is the upright body again
+_TRACE = 0.2  # mean of the detector's scores over these looks below which there is nobody; noise reaches 0.17
+_TRACE_SHARE = 0.2
+"""A trace's score is this share of that mean: below that of any body worth keeping."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +98,7 @@ class BlazePose:
     """
 
     name = "blazepose"
-    revision = f"mediapipe-{MEDIAPIPE_VERSION}/pose_landmark_full"
+    revision = f"mediapipe-{MEDIAPIPE_VERSION}/pose_landmark_full/2"
 
     def __init__(self, context: BackendContext) -> None:
         """Loads nothing: the engine comes with the first image."""
@@ -93,7 +107,11 @@ class BlazePose:
 
     @functools.cached_property
     def _graph(self) -> Any:
-        return _open_graph()
+        return _open_graph(detection=0.5, presence=0.5)
+
+    @functools.cached_property
+    def _faint_graph(self) -> Any:
+        return _open_graph(detection=_FAINT_DETECTION, presence=0.0)
 
     def estimate(self, images: Sequence[np.ndarray]) -> list[list[Person]]:
         """At most one person an image; keypoints float32 (17, 3). A joint outside the image has score 0 but keeps its
@@ -112,7 +130,51 @@ class BlazePose:
             looks = [found for view in _scaled_views(image) if (found := self._look_at(view))]
             believed = [found for found in looks if found.believed] or _seen_by_the_pedestrian_detector(image, looks)
             seen = max(believed, key=lambda found: found.fit.quality, default=seen)
-        return [] if seen is None else [_person(seen, width, height)]
+        if seen is None:
+            return self._trace(image)
+        if not seen.believed or _reaches_edge(seen.fit.joints, width, height):
+            beyond = _middle([self._look_beyond(image, turn) for turn in _TURNS_BEYOND], width, height)
+            seen = _Seen(_cut_by(beyond, seen.fit, width, height), seen.believed)
+        return [_person(seen, width, height)]
+
+    def _trace(self, image: np.ndarray) -> list[Person]:
+        """Who may be in a picture that shows no body: joints where a look beyond the edge has them."""
+        height, width = image.shape[:2]
+        beyond = [self._look_beyond(image, turn) for turn in _TURNS_BEYOND]
+        looks = [*beyond, self._look_faintly(_on_gray(image))]
+        there = [fit for fit in looks if fit is not None]
+        evidence = sum(fit.quality for fit in there) / len(looks)
+        if evidence < _TRACE:
+            return []
+        found = _middle(beyond, width, height) or max(there, key=lambda fit: fit.quality)
+        trace = _Fit(found.joints, _TRACE_SHARE * evidence, found.turn)
+        return [_person(_Seen(trace, believed=True), width, height)]
+
+    def _look_beyond(self, image: np.ndarray, turn: int) -> _Fit | None:
+        """What a faint look at the picture finds, continued beyond its edges by its mirror image and turned.
+
+        Joints in pixels of the picture; quality is the detector's score.
+        """
+        height, width = image.shape[:2]
+        margin = round(_CONTINUED * min(height, width))
+        continued = np.pad(image, ((margin, margin), (margin, margin), (0, 0)), mode="reflect")
+        fit = self._look_faintly(_View(np.rot90(continued, turn), 1.0, 0, 0))
+        if fit is None:
+            return None
+        joints = turn_back(fit.joints, turn, width + 2 * margin, height + 2 * margin)
+        return _Fit(joints - np.array([margin, margin, 0.0]), fit.quality, turn)
+
+    def _look_faintly(self, view: _View) -> _Fit | None:
+        """The body that the detector holds for the likeliest, however little it believes in it; its score as quality.
+
+        Joints in pixels of the whole picture.
+        """
+        found = _process(self._faint_graph, view.pixels)
+        if found is None:
+            return None
+        joints, detection = found
+        placed = joints * np.array([view.scale, view.scale, 1.0]) + np.array([view.left, view.top, 0.0])
+        return _Fit(placed, detection, turn=0)
 
     def _look(self, image: np.ndarray) -> _Seen | None:
         """The body in the picture by as few attempts as settle it."""
@@ -159,18 +221,10 @@ class BlazePose:
 
     def _fit(self, image: np.ndarray) -> _Fit | None:
         """The body in the picture as it stands."""
-        height, width = image.shape[:2]
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="SymbolDatabase.GetPrototype")  # mediapipe's own, at each call
-            result = self._graph.process({"image": np.ascontiguousarray(image)})
-        if not result.pose_landmarks or not result.pose_detection:
+        found = _process(self._graph, image)
+        if found is None:
             return None
-        points = [result.pose_landmarks.landmark[index] for index in BLAZEPOSE_TO_COCO]
-        joints = np.array([[p.x * width, p.y * height, p.visibility] for p in points], dtype=np.float64)
-        if not np.isfinite(joints).all():
-            return None
-        joints[:, 2] = np.clip(joints[:, 2], 0, 1)
-        detection = float(np.clip(result.pose_detection.score[0], 0, 1))
+        joints, detection = found
         return _Fit(joints, detection * float(joints[:, 2].mean()), turn=0)
 
     def _fit_turned(self, image: np.ndarray, turn: int) -> _Fit | None:
@@ -181,15 +235,63 @@ class BlazePose:
         return _Fit(turn_back(fit.joints, turn, image.shape[1], image.shape[0]), fit.quality, turn)
 
 
+def _process(graph: Any, image: np.ndarray) -> tuple[np.ndarray, float] | None:
+    """Joints (17, 3) in pixels of the picture with their visibility, and the detector's score; None for nobody."""
+    height, width = image.shape[:2]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="SymbolDatabase.GetPrototype")  # mediapipe's own, at each call
+        result = graph.process({"image": np.ascontiguousarray(image)})
+    if not result.pose_landmarks or not result.pose_detection:
+        return None
+    points = [result.pose_landmarks.landmark[index] for index in BLAZEPOSE_TO_COCO]
+    joints = np.array([[p.x * width, p.y * height, p.visibility] for p in points], dtype=np.float64)
+    if not np.isfinite(joints).all():
+        return None
+    joints[:, 2] = np.clip(joints[:, 2], 0, 1)
+    return joints, float(np.clip(result.pose_detection.score[0], 0, 1))
+
+
+def _outside(joints: np.ndarray, width: float, height: float) -> np.ndarray:
+    """Which joints lie outside the picture, bool (17,)."""
+    x, y = joints[:, 0], joints[:, 1]
+    return (x < 0) | (x > width) | (y < 0) | (y > height)
+
+
+def _reaches_edge(joints: np.ndarray, width: int, height: int) -> bool:
+    """Whether a joint lies outside the picture or close to its edge."""
+    near = _NEAR_EDGE * min(width, height)
+    return bool(_outside(joints - np.array([near, near, 0.0]), width - 2 * near, height - 2 * near).any())
+
+
+def _middle(looks: Sequence[_Fit | None], width: int, height: int) -> _Fit | None:
+    """Of three looks the one that has neither the most nor the fewest joints outside; a look at nobody has none."""
+    counts = [0 if fit is None else int(_outside(fit.joints, width, height).sum()) for fit in looks]
+    return looks[sorted(range(len(looks)), key=counts.__getitem__)[len(looks) // 2]]
+
+
+def _cut_by(beyond: _Fit | None, fit: _Fit, width: int, height: int) -> _Fit:
+    """The fit with those joints that the look beyond the edge has outside moved there; the others stay."""
+    if beyond is None:
+        return fit
+    outside = _outside(beyond.joints, width, height)[:, None]
+    return _Fit(np.where(outside, beyond.joints, fit.joints), fit.quality, fit.turn)
+
+
+def _on_gray(image: np.ndarray) -> _View:
+    """The picture in the middle of a gray one of twice its size."""
+    height, width = image.shape[:2]
+    canvas = np.full((2 * height, 2 * width, 3), 127, dtype=np.uint8)
+    top, left = height // 2, width // 2
+    canvas[top : top + height, left : left + width] = image
+    return _View(canvas, 1.0, -left, -top)
+
+
 def _scaled_views(image: np.ndarray) -> Iterator[_View]:
     """The picture at half size on gray, for people who fill it, and its square tiles enlarged, for small people."""
     from PIL import Image
 
     height, width = image.shape[:2]
-    canvas = np.full((2 * height, 2 * width, 3), 127, dtype=np.uint8)
-    top, left = height // 2, width // 2
-    canvas[top : top + height, left : left + width] = image
-    yield _View(canvas, 1.0, -left, -top)
+    yield _on_gray(image)
     side, corners = square_tiles(width, height)
     for x, y in corners:
         tile = Image.fromarray(np.ascontiguousarray(image[y : y + side, x : x + side]))
@@ -277,8 +379,7 @@ def _distance(one: _Fit, other: _Fit) -> float:
 
 def _person(seen: _Seen, width: int, height: int) -> Person:
     joints = seen.fit.joints.astype(np.float32)
-    x, y = joints[:, 0], joints[:, 1]
-    joints[(x < 0) | (x > width) | (y < 0) | (y > height), 2] = 0.0
+    joints[_outside(joints, width, height), 2] = 0.0
     visible = joints[joints[:, 2] >= 0.3]
     if len(visible) < 2:
         visible = joints
@@ -291,8 +392,11 @@ def _person(seen: _Seen, width: int, height: int) -> Person:
     return Person(keypoints=joints, box=(float(x0), float(y0), float(x1), float(y1)), score=float(score))
 
 
-def _open_graph() -> Any:
-    """mediapipe's pose graph in static mode, with the detector's score as an output (its Pose class hides it)."""
+def _open_graph(detection: float, presence: float) -> Any:
+    """mediapipe's pose graph in static mode, with the detector's score as an output (its Pose class hides it).
+
+    detection, presence: the scores (0..1) from which the detector's box and the body fitted to it are given out.
+    """
     with silent_output(2), warnings.catch_warnings():  # its start-up notes, some of them from C++
         warnings.simplefilter("ignore")
         try:
@@ -319,8 +423,8 @@ def _open_graph() -> Any:
                 "use_prev_landmarks": False,
             },
             calculator_params={
-                "posedetectioncpu__TensorsToDetectionsCalculator.min_score_thresh": 0.5,
-                landmark: 0.5,
+                "posedetectioncpu__TensorsToDetectionsCalculator.min_score_thresh": detection,
+                landmark: presence,
             },
             outputs=["pose_landmarks", "pose_detection"],
         )

@@ -100,7 +100,6 @@ POSE_MAP_REFERENCE_SIDE = 512
 """The longer side, in pixels, at which `line_width` and `joint_radius` of a pose map are given."""
 
 COCO_INDEX = {name: index for index, name in enumerate(COCO_17)}
-_BODY = tuple(range(5, 17))  # shoulders to ankles: the joints that tell whether a body is whole
 
 # What share of the body's height each bone has when it is seen from the side (Winter, Biomechanics, after Drillis and
 # Contini). Perspective and foreshortening make a bone shorter, hardly ever longer.
@@ -222,12 +221,14 @@ class PeopleThresholds:
     """When a real frame shows a person. The paper publishes no values (PAB, section on the test split): these are ours.
 
     min_joint_score: a joint counts as seen from this score on (0..1). min_joints: so many of the 17 must be seen.
-    min_person_score: the engine's own score of the person. min_area_share: the person's box, cut at the image's edges,
-    as a share of the image's area.
+    min_found_score: the engine's own score of the person from which there is anybody at all; below it, nobody is there.
+    min_person_score: the score from which the person is sure. min_area_share: the person's box, cut at the image's
+    edges, as a share of the image's area.
     """
 
     min_joint_score: float = 0.3
     min_joints: int = 6
+    min_found_score: float = 0.055
     min_person_score: float = 0.4
     min_area_share: float = 0.01
 
@@ -236,24 +237,25 @@ class PeopleThresholds:
 class StructureThresholds:
     """When a generated image shows a whole body. The paper publishes no values: these are ours.
 
-    min_joint_score, min_joints, min_person_score, min_area_share: as in `PeopleThresholds`; a generated image is made
-    for its person, so that more of it is asked for. max_cut_share: of the 12 joints from shoulders to ankles, the
-    share that may lie outside the image, or unseen within border_share (of the shorter side) of its edge; 0.34 lets a
-    body pass whose knees and ankles alone are cut. max_stretch: how many times longer than the body's median bone says
-    a bone may be.
+    min_joint_score, min_joints, min_found_score, min_person_score, min_area_share: as in `PeopleThresholds`; a
+    generated image is made for its person, so that more of it is asked for, but in a fallen body the engine is less
+    sure. max_cut_share: of the 17 joints, the share that may lie outside the image, or unseen within border_share (of
+    the shorter side) of its edge; 0.15 lets a body pass whose ankles alone are cut. max_stretch: how many times longer
+    than the body's median bone says a bone may be.
     """
 
     min_joint_score: float = 0.3
     min_joints: int = 8
-    min_person_score: float = 0.4
+    min_found_score: float = 0.055
+    min_person_score: float = 0.29
     min_area_share: float = 0.015
-    max_cut_share: float = 0.34
+    max_cut_share: float = 0.15
     border_share: float = 0.03
     max_stretch: float = 2.6
 
 
 PEOPLE_REASONS = ("no_person", "person_too_small", "low_confidence")
-STRUCTURE_REASONS = ("no_person", "cut_off", "broken_body", "person_too_small")
+STRUCTURE_REASONS = ("no_person", "cut_off", "low_confidence", "broken_body", "person_too_small")
 
 
 def people_filter(
@@ -319,8 +321,8 @@ def decide_people(detail: Mapping[str, Any], thresholds: PeopleThresholds) -> st
     rank = {"no_person": 0, "low_confidence": 1, "person_too_small": 2}
     for entry in detail["people"]:
         seen = _joints_seen(entry, thresholds.min_joint_score)
-        if seen == 0:
-            reason = "no_person"  # an engine that was made to answer: seventeen joints it does not believe in
+        if seen == 0 or entry["score"] < thresholds.min_found_score:
+            reason = "no_person"  # an engine that was made to answer: joints or a body it does not believe in
         elif seen < thresholds.min_joints or entry["score"] < thresholds.min_person_score:
             reason = "low_confidence"
         elif entry["area_share"] < thresholds.min_area_share:
@@ -333,34 +335,39 @@ def decide_people(detail: Mapping[str, Any], thresholds: PeopleThresholds) -> st
 
 def decide_structure(detail: Mapping[str, Any], thresholds: StructureThresholds) -> str | None:
     """The structure filter's decision from a measured detail."""
-    seen = [entry for entry in detail["people"] if _joints_seen(entry, thresholds.min_joint_score) > 0]
-    if not seen:
+    size = detail["width"], detail["height"]
+    found = [
+        entry
+        for entry in detail["people"]
+        if entry["score"] >= thresholds.min_found_score
+        and (_joints_seen(entry, thresholds.min_joint_score) or _cut_share(entry, *size, thresholds))
+    ]
+    if not found:
         return "no_person"
-    main = max(seen, key=lambda entry: entry["score"])
+    main = max(found, key=lambda entry: entry["score"])
     # A cut body is doubted by the engine and has few seen joints, so the cut is looked for before either.
-    if _cut_share(main, detail["width"], detail["height"], thresholds) > thresholds.max_cut_share:
+    if _cut_share(main, *size, thresholds) > thresholds.max_cut_share:
         return "cut_off"
     enough = _joints_seen(main, thresholds.min_joint_score) >= thresholds.min_joints
     if main["score"] < thresholds.min_person_score or not enough:
-        return "no_person"
+        return "low_confidence"
     if main["area_share"] < thresholds.min_area_share:
         return "person_too_small"
-    if stretch(main["joints"], detail["width"], detail["height"], thresholds.min_joint_score) > thresholds.max_stretch:
+    if stretch(main["joints"], *size, thresholds.min_joint_score) > thresholds.max_stretch:
         return "broken_body"
     return None
 
 
 def _cut_share(entry: Mapping[str, Any], width: int, height: int, thresholds: StructureThresholds) -> float:
-    """The share of shoulders, elbows, wrists, hips, knees and ankles that the image's edge has cut off."""
+    """The share of the joints that the image's edge has cut off."""
     margin = thresholds.border_share * min(width, height)
     cut = 0
-    for index in _BODY:
-        x, y, score = entry["joints"][index]
+    for x, y, score in entry["joints"]:
         x, y = x * width, y * height
         outside = not (0 <= x <= width and 0 <= y <= height)
         at_border = min(x, y, width - x, height - y) < margin
         cut += outside or (at_border and score < thresholds.min_joint_score)
-    return cut / len(_BODY)
+    return cut / len(entry["joints"])
 
 
 def stretch(joints: Sequence[Sequence[float]], width: int, height: int, min_joint_score: float = 0.3) -> float:

@@ -77,6 +77,7 @@ class PeopleSection(Section):
 
     min_joint_score: Share
     min_joints: int = Field(ge=0, le=17)
+    min_found_score: Share
     min_person_score: Share
     min_area_share: Share
 
@@ -86,6 +87,7 @@ class StructureSection(Section):
 
     min_joint_score: Share
     min_joints: int = Field(ge=0, le=17)
+    min_found_score: Share
     min_person_score: Share
     min_area_share: Share
     max_cut_share: Share
@@ -120,6 +122,18 @@ class PublishSection(Section):
     rows_per_group: int = Field(ge=1)
 
 
+class AuditSection(Section):
+    """When two images count as near-duplicates (`pipeline.audit`); nothing is dropped for it."""
+
+    near_duplicate_cosine: Annotated[float, Field(gt=0, le=1)] = 0.92
+    """A pair at or above this is one. The scale is the similarity engine's own. By EfficientNet-Lite0 an image and the
+    same one halved, moved by 4 to 12 pixels, cropped by a tenth, mirrored or as a poor JPEG have 0.92 to 0.99 in
+    the median (real and simulated), different images 0.91 at most (one simulated scene drawn twice).
+    """
+    closest_pairs: Annotated[int, Field(ge=1, le=100)] = 6
+    """Pairs of each kind that are named and drawn."""
+
+
 class Profile(Section):
     """All of a build's configuration."""
 
@@ -142,6 +156,7 @@ class Profile(Section):
     review: ReviewSection
     decompose: BackendSection
     publish: PublishSection
+    audit: AuditSection = AuditSection()
 
     def section(self, path: str) -> Any:
         """The value at a dotted path as plain data (for content keys), e.g. `keypoints.people`."""

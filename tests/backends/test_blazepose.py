@@ -48,11 +48,13 @@ def test_a_person_is_found_joint_by_joint_whichever_way_up(pose, turn):
     assert structure_filter([person], 320, 320)[0] is None
 
 
-def test_an_upright_person_costs_one_attempt(monkeypatch):
+def test_an_upright_person_well_inside_costs_one_attempt(monkeypatch):
     estimator = engine()
     attempts = []
-    fit = estimator._fit
-    monkeypatch.setattr(estimator, "_fit", lambda image: attempts.append(image.shape) or fit(image))
+    process = blazepose._process
+    monkeypatch.setattr(
+        blazepose, "_process", lambda graph, image: attempts.append(image.shape) or process(graph, image)
+    )
     assert len(estimator.estimate([drawn()[0]])[0]) == 1
     assert len(attempts) == 1
 
@@ -75,6 +77,7 @@ def scripted(answers: dict[str, _Fit | None]) -> BlazePose:
         return next((answers.get(name) for name, look in looks.items() if np.array_equal(look, image)), None)
 
     estimator._fit = fit
+    estimator._look_faintly = lambda view: None
     estimator.picture = picture
     return estimator
 
@@ -116,7 +119,7 @@ def test_a_sure_body_in_a_turned_picture_needs_no_confirmation():
 
 def test_tiles_find_a_person_who_is_small_in_a_wide_picture(pose):
     image, truth = drawn(height=80, feet=(520, 300), size=(640, 360))
-    assert engine(tiles=False).estimate([image])[0] == []
+    assert all(found.score < 0.2 for found in engine(tiles=False).estimate([image])[0])
     (person,) = pose.estimate([image])[0]
     assert error(person.keypoints, truth) < 5
 
@@ -153,6 +156,115 @@ def test_the_order_of_images_does_not_change_a_bit(pose):
     backward = [bits(people) for people in engine().estimate(images[::-1])]
     assert forward == backward[::-1]
     assert [bits(pose.estimate([image])[0]) for image in images] == forward
+
+
+# ------------------------------------------------------------------------------------------- beyond the edge
+
+
+def cut(edge: str) -> np.ndarray:
+    """A person of whom about half lies over one edge of the picture."""
+    feet = {"left": (10, 300), "right": (310, 300), "bottom": (160, 470)}[edge]
+    return drawn(height=260, feet=feet)[0]
+
+
+@pytest.mark.parametrize("edge", ["left", "right", "bottom"])
+def test_a_body_of_which_half_lies_over_the_edge_is_cut_off(pose, edge):
+    (person,) = pose.estimate([cut(edge)])[0]
+    assert structure_filter([person], 320, 320)[0] == "cut_off"
+
+
+@pytest.mark.parametrize(("feet", "side"), [(-10, -1), (330, 1)])
+def test_less_than_half_a_body_is_a_trace_of_a_person_with_joints_outside(pose, feet, side):
+    (person,) = pose.estimate([drawn(height=260, feet=(feet, 300))[0]])[0]
+    outside = person.keypoints[:, 2] == 0
+    assert outside.sum() >= 6
+    assert (person.keypoints[outside, 0] * side > min(320 * side, 0)).all()
+    assert person.score < 0.2
+    assert people_filter([person], 320, 320)[0] == "low_confidence"
+    assert structure_filter([person], 320, 320)[0] == "cut_off"
+
+
+def test_an_empty_room_has_not_even_a_trace(pose):
+    assert pose.estimate([mannequin.room(), mannequin.room(480, 270, (90, 120, 160), (60, 110, 50))]) == [[], []]
+
+
+def looking(beyond: dict[int, _Fit | None], gray: _Fit | None = None, first: _Fit | None = None) -> BlazePose:
+    """An engine whose first looks show `first`, and whose faint looks are answered as given."""
+    estimator = scripted({"upright": first})
+    estimator._look_beyond = lambda image, turn: beyond.get(turn)
+    estimator._look_faintly = lambda view: gray
+    return estimator
+
+
+def with_outside(count: int, quality: float) -> _Fit:
+    """A body whose last joints, so many, lie below a picture of 320 x 320."""
+    joints = body(320).joints.copy()
+    joints[:, 1] = 100 + np.arange(17)
+    joints[17 - count :, 1] = 330 + np.arange(count)
+    return _Fit(joints, quality, 0)
+
+
+def test_a_trace_has_the_joints_of_the_middle_look_and_a_fifth_of_the_mean_score():
+    looks = {0: with_outside(9, 0.8), 1: with_outside(2, 0.6), 3: with_outside(5, 0.4)}
+    estimator = looking(looks, gray=with_outside(0, 0.2))
+    (person,) = estimator.estimate([estimator.picture])[0]
+    assert person.score == pytest.approx(0.2 * 0.5)
+    assert (person.keypoints[:, 1] > 320).sum() == 5
+    assert (person.keypoints[:, 2] == 0).sum() == 5
+
+
+def test_a_look_at_nobody_counts_against_a_trace():
+    estimator = looking({0: with_outside(9, 0.7)})
+    assert estimator.estimate([estimator.picture]) == [[]]
+    estimator = looking({0: with_outside(9, 0.9)})
+    (person,) = estimator.estimate([estimator.picture])[0]
+    assert person.score == pytest.approx(0.2 * 0.9 / 4)
+
+
+def test_joints_that_the_look_beyond_the_edge_has_outside_move_there_and_the_others_stay():
+    first = body(320, quality=0.6)
+    looks = {turn: with_outside(4, 0.5) for turn in (0, 1, 3)}
+    estimator = looking(looks, first=first)
+    (person,) = estimator.estimate([estimator.picture])[0]
+    assert error(person.keypoints[:13], first.joints[:13]) < 1e-3
+    assert error(person.keypoints[13:], looks[0].joints[13:]) < 1e-3
+    assert person.score == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(("shift", "asked"), [(0, False), (125, True), (-125, True)])
+def test_a_sure_body_is_looked_at_again_only_where_it_comes_near_the_edge(shift, asked):
+    estimator = scripted({"upright": body(320, shift, quality=0.9)})
+    turns = []
+    estimator._look_beyond = lambda image, turn: turns.append(turn)
+    estimator.estimate([estimator.picture])
+    assert bool(turns) == asked
+
+
+@given(st.integers(16, 60), st.integers(16, 60), st.sampled_from([0, 1, 2, 3]), st.data())
+def test_what_a_look_beyond_the_edge_finds_is_given_in_pixels_of_the_picture(width, height, turn, data):
+    """Brute force: mark one pixel, let the look find the mark; there and at its mirror images lies the joint."""
+    x, y = data.draw(st.integers(0, width - 1)), data.draw(st.integers(0, height - 1))
+    image = np.zeros((height, width, 3), dtype=np.uint8)
+    image[y, x] = 255
+    estimator = object.__new__(BlazePose)
+    places: list[int] = []
+
+    def find(view):
+        rows, columns = np.nonzero(view.pixels[:, :, 0])
+        number = len(places)
+        joints = np.full((17, 3), 0.5)
+        joints[:, :2] = columns[number] + 0.5, rows[number] + 0.5
+        places.append(len(rows))
+        return _Fit(joints, 0.5, 0)
+
+    estimator._look_faintly = find
+    found = [estimator._look_beyond(image, turn).joints[0, :2].tolist()]
+    while len(found) < places[0]:
+        found.append(estimator._look_beyond(image, turn).joints[0, :2].tolist())
+    assert [x + 0.5, y + 0.5] in found
+    for other in found:
+        outside = not (0 <= other[0] <= width and 0 <= other[1] <= height)
+        assert outside or other == [x + 0.5, y + 0.5]
 
 
 def test_joints_outside_the_image_are_not_seen_but_keep_their_place(pose):
@@ -206,6 +318,24 @@ def test_a_person_of_a_real_photograph_is_found_near_the_annotated_joints(pose, 
         distances.append(error(person.keypoints[marked], truth[marked]) / size)
     assert min(distances) < 0.12
     assert people_filter([person], image.shape[1], image.shape[0])[0] is None
+
+
+@real_pictures.needs_real_pictures
+@pytest.mark.parametrize("name", real_pictures.NAMES)
+def test_a_real_photograph_of_a_whole_person_is_not_cut_off(pose, name):
+    image = real_pictures.load(name)
+    assert structure_filter(pose.estimate([image])[0], image.shape[1], image.shape[0])[0] is None
+
+
+@real_pictures.needs_real_pictures
+@pytest.mark.parametrize("part", ["lower half", "left half", "legs"])
+def test_a_part_of_the_one_person_of_a_real_photograph_is_cut_off(pose, part):
+    image = real_pictures.load(real_pictures.NAMES[0])
+    (person,) = real_pictures.annotated(real_pictures.NAMES[0])
+    (x0, y0), (x1, y1) = person[person[:, 2] > 0, :2].min(axis=0), person[person[:, 2] > 0, :2].max(axis=0)
+    middle, knees = round((y0 + y1) / 2), round(y0 + 0.65 * (y1 - y0))
+    shown = {"lower half": image[middle:], "left half": image[:, : round((x0 + x1) / 2)], "legs": image[knees:]}[part]
+    assert structure_filter(pose.estimate([shown])[0], shown.shape[1], shown.shape[0])[0] == "cut_off"
 
 
 spans = st.tuples(st.integers(0, 12), st.integers(0, 12)).map(sorted)

@@ -81,6 +81,16 @@ def test_a_body_whose_engine_doubts_it_is_of_low_confidence():
     assert people_filter([Body(few, (30, 15, 98, 60), 0.9)], 128, 192)[0] == "low_confidence"
 
 
+def test_a_generated_body_that_is_found_but_doubted_is_of_low_confidence_and_a_trace_of_one_is_nobody():
+    assert structure_filter([standing(score=0.2)], 128, 192)[0] == "low_confidence"
+    assert structure_filter([standing(score=0.02)], 128, 192)[0] == "no_person"
+    assert people_filter([standing(score=0.02)], 128, 192)[0] == "no_person"
+    assert structure_filter([], 128, 192)[0] == "no_person"
+    few = standing().keypoints.copy()
+    few[5:, 2] = 0.1
+    assert structure_filter([Body(few, (30, 15, 98, 60), 0.9)], 128, 192)[0] == "low_confidence"
+
+
 def test_one_good_person_is_enough_whatever_stands_beside():
     assert people_filter([standing(score=0.1), standing()], 128, 192)[0] is None
 
@@ -90,8 +100,23 @@ def test_a_body_largely_outside_the_image_is_cut_off():
     assert structure_filter([moved(standing(), -70, 0)], 128, 192)[0] == "cut_off"
 
 
-def test_a_body_without_its_lower_legs_passes():
+def test_a_body_without_its_feet_passes_and_one_without_its_head_does_not():
     assert structure_filter([moved(standing(), 0, 45)], 128, 192)[0] is None
+    assert structure_filter([moved(standing(), 0, -55)], 128, 192)[0] == "cut_off"
+
+
+def test_a_doubted_body_that_is_cut_is_cut_off_and_a_trace_of_one_is_nobody():
+    assert structure_filter([moved(standing(score=0.1), 0, 95)], 128, 192)[0] == "cut_off"
+    assert structure_filter([moved(standing(score=0.02), 0, 95)], 128, 192)[0] == "no_person"
+
+
+def test_a_body_of_which_no_joint_is_left_inside_is_cut_off_and_one_that_is_nowhere_seen_is_nobody():
+    gone = moved(standing(score=0.1), 0, 190).keypoints.copy()
+    gone[:, 2] = 0
+    assert structure_filter([Body(gone, (30, 180, 98, 192), 0.1)], 128, 192)[0] == "cut_off"
+    unseen = standing().keypoints.copy()
+    unseen[:, 2] = 0
+    assert structure_filter([Body(unseen, (30, 15, 98, 188), 0.1)], 128, 192)[0] == "no_person"
 
 
 def test_unseen_joints_at_the_border_count_as_cut_and_unseen_joints_inside_do_not():
@@ -155,6 +180,12 @@ def test_thresholds_can_be_swept_from_the_detail():
     assert decide_people(detail, PeopleThresholds(min_person_score=0.49)) is None
     assert decide_people(detail, PeopleThresholds(min_person_score=0.51)) == "low_confidence"
     assert decide_people(detail, PeopleThresholds(min_area_share=0.99)) == "person_too_small"
+    assert decide_people(detail, PeopleThresholds(min_found_score=0.51)) == "no_person"
+    _, detail = structure_filter([moved(standing(score=0.5), 0, 45)], 128, 192)
+    assert decide_structure(detail, StructureThresholds()) is None
+    assert decide_structure(detail, StructureThresholds(max_cut_share=0.1)) == "cut_off"
+    assert decide_structure(detail, StructureThresholds(min_person_score=0.51)) == "low_confidence"
+    assert decide_structure(detail, StructureThresholds(min_found_score=0.51)) == "no_person"
 
 
 def test_a_nan_joint_is_not_seen_and_a_wrong_shape_is_an_error():
