@@ -110,6 +110,10 @@ def is_colorless(image: np.ndarray) -> bool:
     return bool(np.percentile(np.hypot(lab[:, 1], lab[:, 2]), 98) < 5.0)
 
 
+_FEWEST_PIXELS = 20
+"""Of a patch whose colour can be told."""
+
+
 @dataclass(frozen=True)
 class Cloth:
     """The colour of a patch: its one or two names, the first the larger, with the share of the patch they cover
@@ -121,11 +125,11 @@ class Cloth:
 
 
 def describe_patch(pixels: np.ndarray, colorless: bool = False) -> Cloth | None:
-    """The colour of sampled pixels (N, 3); None where no one or two names cover most of it, or N is below 20.
+    """The colour of sampled pixels (N, 3); None where no one or two names cover most of it or they are under 20.
 
     In a black-and-white picture only dark and light are told apart.
     """
-    if len(pixels) < 20:
+    if len(pixels) < _FEWEST_PIXELS:
         return None
     lab = lab_from_rgb(pixels)
     median = np.median(lab, axis=0)
@@ -174,7 +178,7 @@ def _name_in_light(name: str, lab: np.ndarray, counts: np.ndarray) -> str | None
     and yellow go brown. None where the lit part does not tell otherwise."""
     if name in ("gray", "beige", "white"):
         chroma = float(np.median(np.hypot(lab[:, 1], lab[:, 2])))
-        return "white" if chroma <= 13 and float(np.percentile(lab[:, 0], 85)) >= 79 else None
+        return "white" if chroma <= 13 and float(np.percentile(lab[:, 0], 90)) >= 77 else None
     if name == "brown":
         for brighter in ("orange", "yellow"):
             if counts[COLOR_NAMES.index(brighter)] >= 0.2:
@@ -240,6 +244,16 @@ class Outfit:
     legwear: str | None = None
 
 
+# Lengths of limbs and trunk between joints, in statures (Drillis and Contini 1966; Winter, "Biomechanics and Motor
+# Control of Human Movement", figure 4.1; between the shoulder joints less than over them).
+_TRUNK, _LEG = 0.288, 0.491
+_LIMBS = (("shoulder", "elbow", 0.186), ("elbow", "wrist", 0.146), ("hip", "knee", 0.245), ("knee", "ankle", 0.246))
+_SHOULDERS = 0.22
+
+
+_SIDES = ("left", "right")
+
+
 class _Body:
     """A person's joints by name, with the pixels of the image along them."""
 
@@ -268,6 +282,35 @@ class _Body:
         sides = [self.at(f"{side}_{part}") for side in ("left", "right") if self.seen(f"{side}_{part}")]
         return max(sides, key=lambda point: float(point[1])) if sides else None
 
+    def stature(self) -> float:
+        """How tall the person would be in the picture if upright and stretched out, pixels; 0 where no limb is seen.
+
+        A limb that points towards the camera or away looks short, and none looks long: the longest for its kind tells,
+        up to a fifth more than the longest of any other kind, in case it is a misplaced joint.
+        """
+        longest = [
+            max(
+                (
+                    float(np.hypot(*(self.at(f"{side}_{upper}") - self.at(f"{side}_{lower}")))) / share
+                    for side in _SIDES
+                    if self.seen(f"{side}_{upper}", f"{side}_{lower}")
+                ),
+                default=0.0,
+            )
+            for upper, lower, share in _LIMBS
+        ]
+        shoulders, hips = self.middle("shoulder"), self.middle("hip")
+        if shoulders is not None and hips is not None:
+            longest.append(float(np.hypot(*(shoulders - hips))) / _TRUNK)
+        if self.seen("left_shoulder", "right_shoulder"):
+            longest.append(float(np.hypot(*(self.at("left_shoulder") - self.at("right_shoulder")))) / _SHOULDERS)
+        second, first = sorted([0.0, *longest])[-2:]
+        return min(first, 1.2 * second) if second > 0 else first
+
+    def around(self, point: np.ndarray, radius: float) -> np.ndarray:
+        """Pixels (N, 3) of the square of side 2 x radius about a point."""
+        return self.strip(point - np.array([0, radius]), point + np.array([0, radius]), radius, 0.0, 1.0)
+
     def strip(self, start: np.ndarray, end: np.ndarray, half_width: float, first: float, last: float) -> np.ndarray:
         """Pixels (N, 3) of the image on a grid along the part first..last (0..1) of start-end, half_width to each side.
 
@@ -288,39 +331,134 @@ class _Body:
 
 
 _NO_PIXELS = np.zeros((0, 3), dtype=np.uint8)
-_SIDES = ("left", "right")
 
 
 def read_outfit(image: np.ndarray, person: Person) -> Outfit:
     """What the person wears, as far as the joints of each garment are seen.
 
     A top needs a shoulder and a hip; sleeves an elbow and a wrist on the same side; legwear a hip and a knee, and its
-    length the ankle too.
+    length the ankle too. Several patches of a garment vote on its colour: joints lie off where a body is bent or seen
+    from its end, and things lie before it.
     """
     body = _Body(image, person.keypoints)
     colorless = is_colorless(image)
     shoulders, hips = body.middle("shoulder"), body.middle("hip")
     if shoulders is None or hips is None or not (body.seen("left_shoulder") or body.seen("right_shoulder")):
         return Outfit()
-    torso = float(np.hypot(*(shoulders - hips)))
+    size = _TRUNK * body.stature()
+    if size < 12:
+        return Outfit()
+    skins = [] if colorless else _skins_of(body, size)
+    top = _vote(_top_patches(body, shoulders, hips, size), skins, colorless)
+    bottom = _vote(_bottom_patches(body, shoulders, hips, size), skins, colorless, unlike=top)
+    return Outfit(
+        top=top.names if top else None,
+        sleeves=_sleeves(body, top, skins, size, colorless) if top else None,
+        bottom=bottom.names if bottom else None,
+        legwear=_legwear(body, bottom, skins, size, colorless) if bottom else None,
+    )
+
+
+@dataclass(frozen=True)
+class _Patch:
+    """Pixels (N, 3) of a part of the body with their weight in a vote; bare: the part may be without cloth."""
+
+    pixels: np.ndarray
+    weight: float
+    bare: bool = False
+
+
+def _top_patches(body: _Body, shoulders: np.ndarray, hips: np.ndarray, size: float) -> list[_Patch]:
+    """The chest, the shoulders and the upper halves of the upper arms."""
     breadth = 0.0
     if body.seen("left_shoulder", "right_shoulder"):
         breadth = float(np.hypot(*(body.at("left_shoulder") - body.at("right_shoulder"))))
-    size = max(torso, 1.2 * breadth)
-    if size < 12:
-        return Outfit()
-    skin = _skin_of(body, size)
-    top = describe_patch(body.strip(shoulders, hips, max(0.3 * breadth, 0.1 * size), 0.15, 0.8), colorless)
-    if top is not None and skin is not None and not colorless and _is_skin(top.lab, skin):
-        top = None  # a bare chest, or cloth of the skin's colour: not to be told apart
-    thigh = describe_patch(_along(body, "hip", "knee", 0.06 * size, 0.3, 0.9), colorless)
-    bare_thighs = thigh is not None and skin is not None and not colorless and _is_skin(thigh.lab, skin)
-    return Outfit(
-        top=top.names if top else None,
-        sleeves=_sleeves(body, top, skin, size, colorless) if top else None,
-        bottom=thigh.names if thigh and not bare_thighs else None,
-        legwear=_legwear(body, thigh, skin, size, colorless) if thigh and not bare_thighs else None,
-    )
+    half = max(0.3 * breadth, 0.1 * size)
+    patches = [
+        _Patch(body.strip(shoulders, hips, half, 0.05, 0.4), 1.5),
+        _Patch(body.strip(shoulders, hips, half, 0.3, 0.6), 0.8),
+    ]
+    for side in _SIDES:
+        if body.seen(f"{side}_shoulder"):
+            shoulder = body.at(f"{side}_shoulder")
+            inwards = shoulder + 0.15 * (shoulders - shoulder) + 0.03 * (hips - shoulders)
+            patches.append(_Patch(body.around(inwards, 0.07 * size), 0.75, bare=True))
+        if body.seen(f"{side}_shoulder", f"{side}_elbow"):
+            arm = body.strip(body.at(f"{side}_shoulder"), body.at(f"{side}_elbow"), 0.07 * size, 0.1, 0.45)
+            patches.append(_Patch(arm, 1.0, bare=True))
+    return patches
+
+
+def _bottom_patches(body: _Body, shoulders: np.ndarray, hips: np.ndarray, size: float) -> list[_Patch]:
+    """Both thighs, upper and lower half, what lies between the hips, and the shins; none where no thigh is seen."""
+    patches = []
+    for side in _SIDES:
+        if body.seen(f"{side}_hip", f"{side}_knee"):
+            hip, knee = body.at(f"{side}_hip"), body.at(f"{side}_knee")
+            patches.append(_Patch(body.strip(hip, knee, 0.1 * size, 0.1, 0.45), 1.0, bare=True))
+            patches.append(_Patch(body.strip(hip, knee, 0.09 * size, 0.45, 0.85), 1.0, bare=True))
+    if not patches:
+        return []
+    patches.append(_Patch(body.strip(shoulders, hips, 0.1 * size, 0.95, 1.12), 1.0))
+    for side in _SIDES:
+        if body.seen(f"{side}_knee", f"{side}_ankle"):
+            shin = body.strip(body.at(f"{side}_knee"), body.at(f"{side}_ankle"), 0.07 * size, 0.2, 0.7)
+            patches.append(_Patch(shin, 0.5, bare=True))
+    return patches
+
+
+_QUORUM = 0.42
+"""The share of a garment's patches, by weight, that must show its colour: two of five that differ are too few."""
+
+# What shade makes of a colour: where patches of one cloth show both, the cloth has the second.
+_SHADE_OF = {
+    "gray": ("white",),
+    "beige": ("white",),
+    "brown": ("orange", "yellow"),
+    "dark": ("blue", "green", "purple"),
+}
+
+
+def _vote(
+    patches: Sequence[_Patch], skins: Sequence[np.ndarray], colorless: bool, unlike: Cloth | None = None
+) -> Cloth | None:
+    """The cloth that most of the patches show, by weight; None where none has a quorum or skin has more.
+
+    unlike: a garment beside this one. Of its colour this one is only where hardly a patch shows another: where joints
+    lie off, patches fall on the garment beside.
+    """
+    votes: dict[str, float] = {}
+    cloths: dict[str, Cloth] = {}
+    covered: set[str] = set()
+    bare = asked = 0.0
+    for patch in sorted(patches, key=lambda patch: patch.bare):  # what is never bare first
+        cloth = describe_patch(patch.pixels, colorless)
+        if cloth is None:
+            asked += patch.weight if len(patch.pixels) >= _FEWEST_PIXELS else 0.0
+            continue
+        name = cloth.names[0].split()[-1]
+        if _is_skin(cloth.lab, skins):
+            bare += 0.0 if patch.bare else patch.weight
+            continue
+        if patch.bare and not skins and not colorless and name not in covered and _can_be_skin(np.array(cloth.lab)):
+            continue  # cloth or skin: neither face nor hands tell
+        if not patch.bare:
+            covered.add(name)
+        asked += patch.weight
+        votes[name] = votes.get(name, 0.0) + patch.weight
+        cloths.setdefault(name, cloth)
+    for shade, lit in _SHADE_OF.items():
+        for name in lit:
+            if shade in votes and votes.get(name, 0.0) >= 0.3 * votes[shade]:
+                votes[name] += votes.pop(shade)
+    if not votes:
+        return None
+    best = max(votes, key=lambda name: votes[name])  # the first of equals: the patch that stands first
+    if unlike is not None and best == unlike.names[0].split()[-1]:
+        others = {name: weight for name, weight in votes.items() if name != best}
+        second = max(others, key=lambda name: others[name], default=best)
+        best = second if votes[second] >= 0.35 * sum(votes.values()) else best
+    return cloths[best] if votes[best] > bare and votes[best] >= _QUORUM * asked else None
 
 
 def _along(body: _Body, upper: str, lower: str, half_width: float, first: float, last: float) -> np.ndarray:
@@ -333,17 +471,19 @@ def _along(body: _Body, upper: str, lower: str, half_width: float, first: float,
     return np.concatenate(strips) if strips else _NO_PIXELS
 
 
-def _skin_of(body: _Body, size: float) -> np.ndarray | None:
-    """The CIELAB of the face, where a nose is seen and what lies there has a colour skin can have."""
-    if not body.seen("nose"):
-        return None
-    nose = body.at("nose")
-    radius = 0.07 * size
-    face = body.strip(nose - np.array([0, radius]), nose + np.array([0, radius]), radius, 0.0, 1.0)
-    if len(face) < 9:
-        return None
-    median = np.median(lab_from_rgb(face), axis=0)
-    return median if _can_be_skin(median) else None
+def _skins_of(body: _Body, size: float) -> list[np.ndarray]:
+    """The CIELAB of the face and of each hand that is seen, where what lies there has a colour skin can have.
+
+    Hands tell where the head is turned away; an arm's length beyond the wrist by a fifth is the middle of the hand.
+    """
+    places = [body.at("nose")] if body.seen("nose") else []
+    for side in _SIDES:
+        if body.seen(f"{side}_elbow", f"{side}_wrist"):
+            elbow, wrist = body.at(f"{side}_elbow"), body.at(f"{side}_wrist")
+            places.append(wrist + 0.2 * (wrist - elbow))
+    radii = [0.07 * size] * (len(places) - 2) + [0.05 * size] * 2
+    medians = [_median_lab(body.around(place, radius)) for place, radius in zip(places, radii, strict=False)]
+    return [median for median in medians if median is not None and _can_be_skin(median)]
 
 
 def _can_be_skin(lab: np.ndarray) -> bool:
@@ -351,10 +491,11 @@ def _can_be_skin(lab: np.ndarray) -> bool:
     return bool(20 <= lab[0] <= 92 and 7 <= np.hypot(lab[1], lab[2]) <= 50 and 15 <= hue <= 85)
 
 
-def _is_skin(lab: ArrayLike, skin: np.ndarray) -> bool:
-    """Whether a patch has the face's colour; light and shade count half."""
+def _is_skin(lab: ArrayLike, skins: Sequence[np.ndarray]) -> bool:
+    """Whether a patch has the colour of face or hands; light and shade count half."""
     patch = np.array(lab)
-    return _can_be_skin(patch) and float(np.linalg.norm((patch - skin) * np.array([0.5, 1.0, 1.0]))) < 13
+    weight = np.array([0.5, 1.0, 1.0])
+    return _can_be_skin(patch) and any(float(np.linalg.norm((patch - skin) * weight)) < 13 for skin in skins)
 
 
 def _alike(one: ArrayLike, other: ArrayLike) -> bool:
@@ -366,9 +507,9 @@ def _median_lab(pixels: np.ndarray) -> np.ndarray | None:
     return np.median(lab_from_rgb(pixels), axis=0) if len(pixels) >= 9 else None
 
 
-def _sleeves(body: _Body, top: Cloth, skin: np.ndarray | None, size: float, colorless: bool) -> str | None:
+def _sleeves(body: _Body, top: Cloth, skins: Sequence[np.ndarray], size: float, colorless: bool) -> str | None:
     """By the colour of the forearms: the top's, or skin. None where neither or where the top looks like skin."""
-    if colorless or skin is None or _is_skin(top.lab, skin):
+    if colorless or not skins or _is_skin(top.lab, skins):
         return None
     lengths = []
     for side in _SIDES:
@@ -379,19 +520,19 @@ def _sleeves(body: _Body, top: Cloth, skin: np.ndarray | None, size: float, colo
         upper = _median_lab(body.strip(shoulder, elbow, 0.03 * size, 0.3, 0.7))
         if forearm is None or upper is None:
             continue
-        if _is_skin(forearm, skin):
-            lengths.append("sleeveless" if _is_skin(upper, skin) else "short-sleeved")
+        if _is_skin(forearm, skins):
+            lengths.append("sleeveless" if _is_skin(upper, skins) else "short-sleeved")
         elif _alike(forearm, top.lab) and _alike(upper, top.lab):
             lengths.append("long-sleeved")
     return lengths[0] if lengths and len(set(lengths)) == 1 else None
 
 
-def _legwear(body: _Body, thigh: Cloth, skin: np.ndarray | None, size: float, colorless: bool) -> str | None:
+def _legwear(body: _Body, thigh: Cloth, skins: Sequence[np.ndarray], size: float, colorless: bool) -> str | None:
     """By the colour of the shins: the thighs', or skin."""
     shin = _median_lab(_along(body, "knee", "ankle", 0.04 * size, 0.25, 0.7))
     if shin is None:
         return None
-    if not colorless and skin is not None and _is_skin(shin, skin) and not _alike(shin, thigh.lab):
+    if not colorless and _is_skin(shin, skins) and not _alike(shin, thigh.lab):
         return "shorts"
     return "trousers" if _alike(shin, thigh.lab) else None
 
@@ -403,15 +544,20 @@ def _legwear(body: _Body, thigh: Cloth, skin: np.ndarray | None, size: float, co
 class Posture:
     """What the joints say of the body.
 
-    stance: standing | leaning | bent | low | lying | upside_down | None where torso or legs are not seen.
-    arms: both_raised | one_raised | spread | down | None. legs: apart | one_raised | bent | straight | None.
-    whole: nose, shoulders, hips, knees and ankles are all seen.
+    stance: standing | leaning | bent | low | upright (the trunk alone, whatever the legs do) | lying | upside_down |
+    None where shoulders or hips are not seen. arms: both_raised | one_raised | spread | down | None. legs: apart |
+    one_raised | bent | straight | None. whole: nose, shoulders, hips, knees and ankles are all seen. on_all_fours: a
+    lying stance on hands and knees. outstretched: a lying stance with trunk and legs in one line. head_side: left |
+    right, the side of the picture to which the head of a lying body points, None where to neither.
     """
 
     stance: str | None = None
     arms: str | None = None
     legs: str | None = None
     whole: bool = False
+    on_all_fours: bool = False
+    outstretched: bool = False
+    head_side: str | None = None
 
 
 def read_posture(person: Person, width: int, height: int) -> Posture:
@@ -420,15 +566,29 @@ def read_posture(person: Person, width: int, height: int) -> Posture:
     shoulders, hips = body.middle("shoulder"), body.middle("hip")
     if shoulders is None or hips is None:
         return Posture(arms=_arms(body, None))
-    torso = float(np.hypot(*(shoulders - hips)))
-    if torso < 4:
+    stature = body.stature()
+    if stature < 14:
         return Posture()
-    tilt = _angle(shoulders - hips, np.array([0.0, -1.0]))
-    stance = _stance(body, tilt, torso, hips)
     whole = body.seen("nose") and all(
         body.seen(f"{side}_{part}") for part in ("shoulder", "hip", "knee", "ankle") for side in _SIDES
     )
-    return Posture(stance, _arms(body, tilt), _legs(body), whole)
+    trunk = shoulders - hips
+    tilt = _angle(trunk, np.array([0.0, -1.0]))
+    stance = _stance(body, trunk, tilt, stature)
+    if stance != "lying":
+        return Posture(stance, _arms(body, tilt), _legs(body), whole)
+    ankles, knees = body.middle("ankle"), body.middle("knee")
+    legs = ankles if ankles is not None else knees
+    across = float(trunk[0]) / (_TRUNK * stature)
+    return Posture(
+        stance,
+        None,
+        _legs(body),
+        whole,
+        on_all_fours=_on_all_fours(body, tilt, stature),
+        outstretched=legs is not None and abs(across) > 0.6 and _angle(-trunk, legs - hips) < 40,
+        head_side=None if abs(across) < 0.6 else "left" if across < 0 else "right",
+    )
 
 
 def _angle(one: np.ndarray, other: np.ndarray) -> float:
@@ -437,30 +597,44 @@ def _angle(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.degrees(np.arccos(np.clip(one @ other / lengths, -1, 1)))) if lengths > 0 else 0.0
 
 
-def _stance(body: _Body, tilt: float, torso: float, hips: np.ndarray) -> str | None:
-    knees, ankles = body.middle("knee"), body.middle("ankle")
-    legs = ankles if ankles is not None else knees
-    if legs is None:
-        if tilt > 140:
-            return "upside_down"
-        return "bent" if 50 <= tilt <= 100 else None
-    leg_tilt = _angle(legs - hips, np.array([0.0, 1.0]))
-    if tilt > 130 and leg_tilt > 100:
-        return "upside_down"
-    if 55 <= tilt <= 130 and leg_tilt > 55:
-        return "lying"
+def _stance(body: _Body, trunk: np.ndarray, tilt: float, stature: float) -> str | None:
+    """By how far the trunk (from hips to shoulders, pixels) rises and whether the feet carry it.
+
+    What the picture shows of the trunk's length upwards, beside the length it must have, is the sine of its slope in
+    space, whichever way it points: a body seen from its feet or its head lies although it looks upright in the picture.
+    """
+    rise = -float(trunk[1]) / (_TRUNK * stature)
+    drops = _drops(body, "ankle", stature)
+    feet = [drop > 0.72 * _LEG for drop in drops]
+    if rise < -0.45:
+        return "bent" if len(feet) == 2 and all(feet) else "upside_down"
+    if rise < 0.6:
+        return "bent" if any(feet) else "lying"
+    if not drops:
+        return "upright"
     # The leg one stands on is the lower one: the other may be lifted for a kick or a step.
-    foot, knee = (body.lowest(part) for part in ("ankle", "knee"))
-    if foot is None or knee is None:
-        return "bent" if tilt > 45 and leg_tilt < 50 else None
-    drop = float(foot[1] - hips[1])
-    if tilt > 45:
-        return "bent" if leg_tilt < 50 and drop > 0.85 * torso else None
-    if drop < 0.85 * torso or float(knee[1] - hips[1]) < 0.35 * torso:
+    knees = _drops(body, "knee", stature)
+    if max(drops) < 0.245 or (knees and max(knees) < 0.1):
         return "low"
-    if tilt > 22:
-        return "leaning"
-    return "standing" if _angle(foot - hips, np.array([0.0, 1.0])) < 35 else None
+    return "leaning" if tilt > 22 else "standing"
+
+
+def _drops(body: _Body, joint: str, stature: float) -> list[float]:
+    """How far each seen joint is below the hips, statures."""
+    hips = body.middle("hip")
+    assert hips is not None
+    return [float(body.at(f"{side}_{joint}")[1] - hips[1]) / stature for side in _SIDES if body.seen(f"{side}_{joint}")]
+
+
+def _on_all_fours(body: _Body, tilt: float, stature: float) -> bool:
+    """Whether hands and knees are below a trunk that is level in the picture."""
+    shoulders, knees = body.middle("shoulder"), _drops(body, "knee", stature)
+    hands = [
+        float(body.at(f"{side}_wrist")[1] - shoulders[1]) / stature
+        for side in _SIDES
+        if shoulders is not None and body.seen(f"{side}_wrist")
+    ]
+    return 50 < tilt < 125 and bool(hands and knees) and min(hands) > 0.18 and min(knees) > 0.13
 
 
 def _arms(body: _Body, tilt: float | None) -> str | None:

@@ -113,6 +113,61 @@ def test_no_garment_is_named_whose_joints_are_not_seen():
     assert read_outfit(*dressed(clothes, **wrists)).sleeves is None
 
 
+def covered(image: np.ndarray, keypoints: np.ndarray, upper: str, lower: str, first: float, last: float) -> np.ndarray:
+    """The image with a yellow board over the share first..last of the way from one pair of joints to another."""
+    ends = [
+        np.mean([keypoints[COCO_INDEX[f"{side}_{name}"], :2] for side in ("left", "right")], 0)
+        for name in (upper, lower)
+    ]
+    (x, y0), (_, y1) = (ends[0] + share * (ends[1] - ends[0]) for share in (first, last))
+    image = image.copy()
+    image[int(y0) : int(y1), int(x) - 30 : int(x) + 30] = (240, 210, 40)
+    return image
+
+
+def test_a_board_before_the_chest_does_not_take_the_tops_colour():
+    keypoints = posed(both((0.24, 0.66), (0.3, 0.52)))
+    image, person = dressed(mannequin.Clothes(), keypoints)
+    held = covered(image, keypoints, "shoulder", "hip", 0.12, 1.0)
+    assert read_outfit(held, person).top == ("red",)
+
+
+def test_a_board_before_the_hips_does_not_take_the_trousers_colour():
+    image, person = dressed(mannequin.Clothes())
+    held = covered(image, person.keypoints, "hip", "knee", -0.3, 0.2)
+    assert read_outfit(held, person).bottom == ("dark blue",)
+
+
+def test_legwear_is_told_from_the_top_where_the_hips_are_found_too_high():
+    image, person = dressed(mannequin.Clothes())
+    keypoints = person.keypoints.copy()
+    rows = [COCO_INDEX[f"{side}_{part}"] for side in ("left", "right") for part in ("hip", "knee")]
+    keypoints[rows, 1] -= 34
+    outfit = read_outfit(image, mannequin.person(keypoints))
+    assert outfit.top == ("red",)
+    assert outfit.bottom == ("dark blue",)
+
+
+def test_bare_legs_of_somebody_seen_from_behind_are_skin_by_the_colour_of_the_hands():
+    short = posed({f"{side}_knee": (0.07 * sign, 0.44) for side, sign in (("left", 1), ("right", -1))})
+    image, person = dressed(mannequin.Clothes(legs="shorts", top=(30, 110, 60)), short, nose=0.1)
+    keypoints = person.keypoints.copy()
+    knees = [COCO_INDEX[f"{side}_knee"] for side in ("left", "right")]
+    keypoints[knees] = posed()[knees]  # the shorts end high above them
+    outfit = read_outfit(image, mannequin.person(keypoints))
+    assert outfit.bottom == ("dark blue",)
+    assert outfit.legwear == "shorts"
+
+
+def test_white_cloth_that_is_mostly_in_the_shade_is_white():
+    image, person = dressed(mannequin.Clothes(top=(240, 238, 230)))
+    shaded = image.copy()
+    shaded[:, :180] = (shaded[:, :180] * 0.55).astype(np.uint8)  # all of it but an arm
+    assert read_outfit(shaded, person).top == ("white",)
+    image, person = dressed(mannequin.Clothes(top=(128, 128, 130)))
+    assert read_outfit(image, person).top == ("gray",)
+
+
 def test_cloth_of_the_skins_colour_is_not_named():
     image, person = dressed(mannequin.Clothes(top=mannequin.SKIN, bottom=mannequin.SKIN))
     outfit = read_outfit(image, person)
@@ -164,6 +219,56 @@ def test_bent_crouching_and_kicking_bodies_are_told_apart():
     kick = read_posture(mannequin.person(posed({"left_knee": (0.3, 0.5), "left_ankle": (0.52, 0.52)})), 320, 320)
     assert kick.stance == "standing"
     assert kick.legs == "one_raised"
+
+
+def seen_along(share: float) -> np.ndarray:
+    """Somebody on the back with the arms spread, seen from the feet (share > 0) or the head: what points at the camera
+    is a share of its length in the picture.
+    """
+    arms = both((0.30, 0.81), (0.45, 0.81))
+    flat = {name: (x, 0.5 + share * (y - 0.5)) for name, (x, y) in (mannequin.STANDING | arms).items()}
+    return mannequin.joints(flat, 240, (160, 290))
+
+
+@pytest.mark.parametrize("share", [0.4, 0.25, -0.25, -0.4])
+def test_a_body_that_points_at_the_camera_lies_although_the_picture_shows_it_upright(share):
+    assert read_posture(mannequin.person(seen_along(share)), 320, 320).stance == "lying"
+    assert read_posture(mannequin.person(seen_along(1.0)), 320, 320).stance == "standing"
+    assert read_posture(mannequin.person(seen_along(-1.0)), 320, 320).stance == "upside_down"
+
+
+def test_who_leans_back_level_for_a_kick_stands_bent_and_has_not_fallen():
+    level = {
+        name: (x + 0.8 * (y - 0.52) if y > 0.53 else x, 0.52 + 0.2 * (y - 0.52) if y > 0.53 else y)
+        for name, (x, y) in mannequin.STANDING.items()
+    }
+    level |= {"left_knee": (-0.24, 0.55), "left_ankle": (-0.46, 0.6)}
+    assert read_posture(mannequin.person(posed(level)), 320, 320).stance == "bent"
+
+
+def test_a_lying_body_tells_whether_it_is_outstretched_and_where_its_head_is():
+    right = read_posture(mannequin.person(posed(turn=90)), 320, 320)
+    assert (right.outstretched, right.head_side, right.on_all_fours) == (True, "right", False)
+    left = read_posture(mannequin.person(posed(turn=-90)), 320, 320)
+    assert (left.outstretched, left.head_side) == (True, "left")
+
+
+def test_hands_and_knees_below_a_level_trunk_are_all_fours():
+    fours = dict.fromkeys(mannequin.STANDING, (0.0, 0.0))
+    for side, off in (("left", 0.01), ("right", -0.01)):
+        fours |= {f"{side}_ear": (0.36 + off, 0.36), f"{side}_eye": (0.38 + off, 0.36)}
+        fours |= {f"{side}_shoulder": (0.27 + off, 0.33), f"{side}_elbow": (0.28 + off, 0.16)}
+        fours |= {f"{side}_wrist": (0.28 + off, 0.02), f"{side}_hip": (off, 0.29)}
+        fours |= {f"{side}_knee": (0.02 + off, 0.05), f"{side}_ankle": (-0.22 + off, 0.03)}
+    fours["nose"] = (0.39, 0.34)
+    posture = read_posture(mannequin.person(posed(fours)), 320, 320)
+    assert (posture.stance, posture.on_all_fours) == ("lying", True)
+
+
+def test_an_upright_trunk_is_told_where_the_legs_are_not_seen():
+    keypoints = posed()
+    keypoints[[COCO_INDEX[f"{side}_{part}"] for side in ("left", "right") for part in ("knee", "ankle")], 2] = 0.1
+    assert read_posture(mannequin.person(keypoints), 320, 320).stance == "upright"
 
 
 def both(elbow: tuple[float, float], wrist: tuple[float, float]) -> dict[str, tuple[float, float]]:

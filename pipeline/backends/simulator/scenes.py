@@ -326,6 +326,9 @@ def _parking(rng: np.random.Generator) -> Scene:
         shapes.append(_panel((70, 92, 106), x, 0.3, -9.44, 2.6, 2.3))
     pole = float(rng.uniform(-4, 4))
     shapes += [Limb(_v(pole, 0, -7), _v(pole, 6, -7), 0.09, 0.07, (150, 152, 154))]
+    # A second row of bays, empty, about whoever is there: without it a near view shows asphalt that could be any.
+    near = float(rng.uniform(-0.35, 0.35))
+    shapes += [_stripe((236, 236, 230), (near + x, near + x + 0.1), (-1.5, 3.2)) for x in np.arange(-3.9, 4.0, 2.6)]
     return Scene("parking lot", shapes, DAY, clouds=True)
 
 

@@ -242,9 +242,21 @@ def keypoints(frames: Frames) -> np.ndarray:
 
 
 def posture(frames: Frames) -> str:
-    """upright, fallen or upside_down, by where the head is beside the pelvis and how high the trunk stands."""
+    """upright, fallen or upside_down, as somebody would say who looks: by how high the head is above the pelvis, and
+    whether feet on the ground (height 0) carry the body.
+
+    Who leans back level for a kick stands on one leg, and who touches the toes stands on two: neither has fallen.
+    """
     head, pelvis = frames.at("neck", (0.0, 0.12, 0.0)), frames.points[0]
     rise = float(head[1] - pelvis[1]) / float(np.linalg.norm(head - pelvis))
+    if rise > 0.6:
+        return "upright"
+    carrying = [_carries(frames.at(f"{side}_ankle"), pelvis) for side in ("right", "left")]
     if rise < -0.35:
-        return "upside_down"
-    return "upright" if rise > 0.6 else "fallen"
+        return "upright" if all(carrying) else "upside_down"
+    return "upright" if any(carrying) else "fallen"
+
+
+def _carries(ankle: np.ndarray, pelvis: np.ndarray) -> bool:
+    """Whether a foot is on the ground, the pelvis above it by most of the leg's length."""
+    return bool(ankle[1] < 0.25 and pelvis[1] - ankle[1] > 0.75 * (THIGH + SHIN))

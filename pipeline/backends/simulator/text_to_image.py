@@ -109,7 +109,10 @@ class SimulatorTextToImage:
 
 
 def draw(request: ImageRequest, size: int = 320, bad_share: float = 0.25) -> tuple[np.ndarray, dict[str, Any]]:
-    """The image of one request, uint8 (size, size, 3), and its truth: the same whatever was drawn before."""
+    """The image of one request, uint8 (size, size, 3), and its truth: the same whatever was drawn before.
+
+    The joints of a torn body are those it would have if it were whole, not where its limbs are drawn.
+    """
     meaning = understand(request.prompt, request.identity, request.context)
     looks = draw_looks(generator_of("looks", request.identity), meaning.who)
     seed = f"{request.seed}/{request.attempt}"

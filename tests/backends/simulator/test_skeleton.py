@@ -7,6 +7,7 @@ from pipeline.backends.simulator.skeleton import (
     FOREARM,
     INDEX,
     SHIN,
+    STANDING_HEIGHT,
     THIGH,
     UPPER_ARM,
     about,
@@ -68,6 +69,29 @@ def test_coco_keypoints_of_somebody_standing_are_where_they_belong():
 )
 def test_posture_follows_the_trunk(turn, expected):
     assert posture(forward(posed(root=about("z", turn)))) == expected
+
+
+def bent_over(angle: float, legs: tuple[float, float], height: float = STANDING_HEIGHT) -> str:
+    """The posture with the trunk turned forwards by an angle and each leg (right, left) hanging that far from it."""
+    right, left = legs
+    return posture(forward(posed(height, about("z", -angle), right_hip=(right, 0, 0), left_hip=(left, 0, 0))))
+
+
+def test_who_stands_on_a_leg_has_not_fallen_however_level_the_trunk():
+    level = np.pi / 2
+    assert bent_over(level, (level, level)) == "upright"  # bent at the hips, both feet on the ground
+    assert bent_over(level, (level, 0.0)) == "upright"  # a balance: one leg stretched out behind
+    assert bent_over(level, (0.0, 0.0)) == "fallen"
+    assert bent_over(level, (level, level), height=2.0) == "fallen"  # in the air the legs carry nobody
+    crawling = posed(
+        0.45, about("z", -level), right_hip=(level, 0, 0), left_hip=(level, 0, 0), right_knee=level, left_knee=level
+    )
+    assert posture(forward(crawling)) == "fallen"
+
+
+def test_a_lowered_head_is_upside_down_unless_both_feet_stand_on_the_ground():
+    assert bent_over(2.2, (2.2, 2.2)) == "upright"  # touching the toes
+    assert bent_over(2.2, (2.2, 0.3)) == "upside_down"  # turning a cartwheel
 
 
 def test_turning_a_pose_keeps_its_height_and_turns_its_way():
