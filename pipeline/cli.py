@@ -60,8 +60,8 @@ def profile_and_build(options: argparse.Namespace) -> tuple[Profile, str]:
 class Bar:
     """A bar with ETA on a terminal, nothing elsewhere."""
 
-    def __init__(self, name: str) -> None:
-        self._name, self._bar = name, cast(Any, None)
+    def __init__(self, name: str, unit: str = "records") -> None:
+        self._name, self._unit, self._bar = name, unit, cast(Any, None)
 
     def __call__(self, done: int, total: int) -> None:
         if not sys.stderr.isatty():
@@ -69,7 +69,7 @@ class Bar:
         if self._bar is None:
             from tqdm import tqdm
 
-            self._bar = tqdm(total=total, desc=self._name, unit=" records")
+            self._bar = tqdm(total=total, desc=self._name, unit=f" {self._unit}")
         self._bar.total, self._bar.n = total, done
         self._bar.refresh()
 

@@ -1,0 +1,406 @@
+"""Trains and evaluates a model on a published dataset: `python -m pipeline.train_eval --model seda`.
+
+The run's folder holds its settings, its latest state (a stopped run goes on from there), the last and the best weights,
+the log, its curves, and for each of the two weights the figures, rankings and examples on the test split.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline import cli
+from pipeline.core.errors import UserError
+
+if TYPE_CHECKING:
+    from pipeline.models.config import Recipe
+    from pipeline.training.evaluate import Evaluation, EvaluationSettings
+    from pipeline.training.samples import SampleSet
+
+DEFAULT_DATA = "./out/pab"
+WEIGHTS = ("last", "best")
+_SEED_OF_WEIGHTS = "weights"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line. Exit codes: 0 done, 2 wrong input; a stopped run goes on when the command is repeated."""
+    options = _parser().parse_args(argv)
+
+    def run() -> int:
+        if options.list:
+            print(list_of_recipes())
+            return cli.DONE
+        if options.evaluate:
+            if options.checkpoint is None:
+                raise UserError("--evaluate wants --checkpoint FOLDER, e.g. runs/seda-small-seed42/best")
+            return _evaluate_only(options)
+        return _train(options)
+
+    return cli.guarded(run)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m pipeline.train_eval", description=(__doc__ or "").splitlines()[0].partition(":")[0] + "."
+    )
+    what = parser.add_argument_group("what")
+    what.add_argument("--model", default="cmp", metavar="NAME", help="a recipe of --list (default: cmp)")
+    what.add_argument("--list", action="store_true", help="show the recipes with the papers' rows, and stop")
+    what.add_argument(
+        "--data",
+        default=DEFAULT_DATA,
+        metavar="DATA",
+        help=f"a dataset of this project, or pab:FOLDER for PAB as released (default: {DEFAULT_DATA})",
+    )
+    what.add_argument("--fraction", type=float, default=1.0, metavar="SHARE", help="of the training samples, by id")
+    what.add_argument(
+        "--reproduce",
+        choices=("published", "paper"),
+        help="the published code, faults included, or the papers' equations where they differ from it",
+    )
+    what.add_argument("--preset", default="auto", metavar="NAME", help="paper, small, or auto (paper with a GPU)")
+    what.add_argument("--init", metavar="WEIGHTS", help="minilm, none, xvlm16m:FILE, aptm:FILE or swin:FILE")
+    what.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="changes",
+        metavar="OPTION=VALUE",
+        help="change an option of the recipe, e.g. --set model.ihnm=off --set optimiser.lr=3e-4",
+    )
+    how = parser.add_argument_group("how")
+    how.add_argument("--seed", type=int, default=42)
+    how.add_argument("--epochs", type=int)
+    how.add_argument("--batch-size", type=int, help="pairs a process and step")
+    how.add_argument("--accumulate", type=int, default=1, help="batches an optimiser step (default: 1)")
+    how.add_argument("--precision", choices=("auto", "no", "bf16"), default="auto", help="auto: bf16 on a GPU")
+    how.add_argument("--compile", action="store_true", help="torch.compile")
+    how.add_argument("--gradient-checkpointing", action="store_true", help="less memory, more time")
+    how.add_argument("--workers", type=int, default=None, help="processes that decode pictures (default: 0 on a CPU)")
+    how.add_argument("--threads", type=int, default=None, help="CPU threads of torch (default: all cores)")
+    how.add_argument("--save-every", type=int, default=50, metavar="STEPS", help="between saved states (default: 50)")
+    how.add_argument(
+        "--validation",
+        type=float,
+        default=0.1,
+        metavar="SHARE",
+        help="of the training sources, held out to choose the best epoch on (default: 0.1; 0: none)",
+    )
+    how.add_argument("--out", type=Path, metavar="FOLDER", help="of the run (default: runs/MODEL-PRESET-seedN)")
+    how.add_argument("--dry-run", action="store_true", help="say what would be done, and stop")
+    judged = parser.add_argument_group("evaluation")
+    judged.add_argument("--evaluate", action="store_true", help="only evaluate --checkpoint")
+    judged.add_argument("--checkpoint", type=Path, metavar="FOLDER", help="weights that save_pretrained wrote")
+    judged.add_argument("--fusion", metavar="KIND", help="single, itm_only, linear:WEIGHT or ref_world:PROCESSES")
+    judged.add_argument("--top-k", type=int, help="candidates a query that are matched (default: 128)")
+    return parser
+
+
+def list_of_recipes() -> str:
+    """The recipes with the papers' rows they stand for; the two generations of CMP stand in tables of their own."""
+    from pipeline.models.recipes import RECIPES
+
+    parts = [_table([("recipe", "what it is"), *((name, recipe.title) for name, recipe in RECIPES.items())])]
+    for generation, note in ((1, "first preprint, from APTM's weights"), (2, "from X-VLM's weights")):
+        lines: list[tuple[str, ...]] = [("recipe", "train pairs", "R@1", "R@5", "R@10", "mAP", "")]
+        for name, recipe in RECIPES.items():
+            lines += [
+                (name, row.train_pairs, *(_number(each) for each in (row.r1, row.r5, row.r10, row.map)), row.note)
+                for row in recipe.rows
+                if row.generation == generation
+            ]
+        parts.append(f"published, generation {generation} ({note}); PAB behaviour, percent\n{_table(lines)}")
+    return "\n\n".join(parts)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _table(lines: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+def recipe_of(options: argparse.Namespace) -> tuple[Recipe, str]:
+    """The recipe that the options describe, and the preset's name. Raises UserError."""
+    import yaml
+    from pydantic import ValidationError
+
+    from pipeline.models.recipes import changed, recipe_named, reproduce
+    from pipeline.training.presets import preset_for, with_preset
+
+    preset = preset_for(options.preset)
+    recipe = reproduce(with_preset(recipe_named(options.model), preset), options.reproduce)
+    changes: dict[str, Any] = {"epochs": options.epochs, "batch_size": options.batch_size}
+    for text in options.changes:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UserError(f"--set {text}: use OPTION=VALUE, e.g. --set optimiser.lr=3e-4")
+        changes[name] = yaml.safe_load(value)
+    try:
+        return changed(recipe, {name: value for name, value in changes.items() if value is not None}), preset
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(f"{'.'.join(map(str, first['loc'])) or options.model}: {first['msg']}") from None
+
+
+def _train(options: argparse.Namespace) -> int:
+    import torch
+
+    from pipeline.models.build import build_network
+    from pipeline.training.batches import Preparer
+    from pipeline.training.presets import initialise, parse_initial
+    from pipeline.training.results import write_curves
+    from pipeline.training.samples import drawn, load_samples, parted_by_source
+    from pipeline.training.state import check_settings
+    from pipeline.training.texts import vocabulary
+    from pipeline.training.trainer import LoopSettings, train
+
+    _check_shares(options)
+    recipe, preset = recipe_of(options)
+    initial = parse_initial(options.init or ("minilm" if preset == "small" else "none"))
+    folder = options.out or Path("runs") / f"{recipe.name}-{preset}-seed{options.seed}"
+    _threads(options)
+    data = load_samples(options.data, "train", hard=recipe.model.ihnm != "off")
+    test = load_samples(options.data, "test")
+    training, validation = parted_by_source(drawn(data.samples, options.fraction), options.validation)
+    settings = LoopSettings(
+        seed=options.seed,
+        accumulate=options.accumulate,
+        precision=_precision(options),
+        compile=options.compile,
+        gradient_checkpointing=options.gradient_checkpointing,
+        save_every=options.save_every,
+        workers=options.workers if options.workers is not None else (4 if torch.cuda.is_available() else 0),
+    )
+    main_process = int(os.environ.get("RANK", "0")) == 0
+    say: Callable[[str], None] = print if main_process else lambda _: None
+    say(f"{recipe.name}: {recipe.title}; preset {preset}{f', as {options.reproduce}' if options.reproduce else ''}")
+    say(
+        f"data {data.name}: {len(training)} samples to train on, {len(validation)} of other sources to choose the best "
+        f"epoch on, {len(test)} to test on; {recipe.epochs} epochs, {recipe.batch_size} a batch"
+    )
+    for problem in (*data.problems, *test.problems):
+        say(f"note: {problem}")
+    synonyms, stop_words = _synonyms(recipe, say)
+    if options.dry_run:
+        say(f"would write to {folder}")
+        return cli.DONE
+    about = {
+        "recipe": recipe.model_dump(mode="json"),
+        "preset": preset,
+        "reproduce": options.reproduce,
+        "init": options.init or initial.kind,
+        "data": data.name,
+        "fraction": options.fraction,
+        "validation": options.validation,
+        "seed": options.seed,
+        "accumulate": options.accumulate,
+        "precision": settings.precision,
+    }
+    check_settings(folder, about)
+    network = build_network(recipe.model, _seed(options.seed))
+    say(initialise(network, initial))
+    words = vocabulary(recipe.model.size.max_tokens)
+    preparer = Preparer(data.of(training), recipe.model, recipe.augmentation, words, synonyms, stop_words, options.seed)
+    evaluation = _evaluation_settings(options, recipe)
+    held = _validation_set(data, validation)
+
+    def validate() -> Evaluation | None:
+        from pipeline.training.evaluate import evaluate
+
+        return evaluate(network, held, words, evaluation) if len(held) > 1 else None
+
+    def save_weights(name: str) -> None:
+        notes = [f"Trained on {data.name}, seed {options.seed}, preset {preset}; weights of the {name} epoch."]
+        network.save_pretrained(folder / name, recipe, notes)
+
+    watch = _Watch(folder, recipe.epochs, main_process)
+    try:
+        trained = train(network, recipe, preparer, folder, settings, validate, save_weights, watch.observers())
+    finally:
+        watch.close()
+    if not main_process:
+        return cli.DONE
+    write_curves(folder, trained.log)
+    if trained.left_out:
+        say(f"left out: {trained.left_out} times a sample whose picture cannot be read")
+    for name in WEIGHTS:
+        if (folder / name).is_dir():
+            _judge(folder / name, folder / "evaluation" / name, test, evaluation, {"weights": name, **_who(about)})
+    return cli.DONE
+
+
+def _who(about: Mapping[str, Any]) -> dict[str, Any]:
+    return {"model": about["recipe"]["name"], **{name: about[name] for name in ("preset", "reproduce", "data", "seed")}}
+
+
+def _evaluate_only(options: argparse.Namespace) -> int:
+    from pipeline.training.evaluate import EvaluationSettings
+    from pipeline.training.samples import load_samples
+
+    _threads(options)
+    test = load_samples(options.data, "test")
+    settings = EvaluationSettings(**_given(options))
+    folder = options.out or options.checkpoint.parent / "evaluation" / options.checkpoint.name
+    _judge(options.checkpoint, folder, test, settings, {"weights": str(options.checkpoint.name), "data": test.name})
+    return cli.DONE
+
+
+def _judge(
+    checkpoint: Path, folder: Path, test: SampleSet, settings: EvaluationSettings, about: Mapping[str, Any]
+) -> None:
+    """Evaluate saved weights on the test split, print the figures and write them down."""
+    import torch
+
+    from pipeline.models.build import load_network
+    from pipeline.training.evaluate import evaluate
+    from pipeline.training.results import format_metrics, write_results
+    from pipeline.training.texts import vocabulary
+
+    network = load_network(checkpoint).to("cuda" if torch.cuda.is_available() else "cpu")
+    bars: dict[str, cli.Bar] = {}
+
+    def progress(what: str, done: int, total: int) -> None:
+        bars.setdefault(what, cli.Bar(f"{checkpoint.name}: {what}"))(done, total)
+
+    found = evaluate(network, test, vocabulary(network.options.size.max_tokens), settings, progress)
+    for bar in bars.values():
+        bar.close()
+    print(f"\ntest split of {test.name}, weights {checkpoint}\n{format_metrics(found)}")
+    for path in write_results(folder, found, test, about):
+        print(f"wrote {path}")
+
+
+def _given(options: argparse.Namespace) -> dict[str, Any]:
+    from pipeline.retrieval.fusion import parse_fusion
+
+    found: dict[str, Any] = {}
+    if options.fusion is not None:
+        found["fusion"] = parse_fusion(options.fusion)
+    if options.top_k is not None:
+        if options.top_k < 1:
+            raise UserError(f"--top-k {options.top_k}: at least one candidate")
+        found["top_k"] = options.top_k
+    return found
+
+
+def _evaluation_settings(options: argparse.Namespace, recipe: Recipe) -> EvaluationSettings:
+    from pipeline.retrieval.fusion import Fusion
+    from pipeline.training.evaluate import EvaluationSettings
+
+    own = recipe.evaluation
+    fusion = Fusion(own.fusion, own.ref_world if own.fusion == "ref_world" else 1, own.itc_weight)
+    return EvaluationSettings(**{"top_k": own.top_k, "fusion": fusion, **_given(options)})
+
+
+def _check_shares(options: argparse.Namespace) -> None:
+    if not 0 < options.fraction <= 1:
+        raise UserError(f"--fraction {options.fraction}: a share above 0, up to 1")
+    if not 0 <= options.validation < 1:
+        raise UserError(f"--validation {options.validation}: a share of the sources, from 0 to below 1")
+    for name in ("accumulate", "save_every"):
+        if getattr(options, name) < (name == "accumulate"):
+            raise UserError(f"--{name.replace('_', '-')} {getattr(options, name)}: too small")
+
+
+def _precision(options: argparse.Namespace) -> str:
+    import torch
+
+    if options.precision != "auto":
+        return str(options.precision)
+    return "bf16" if torch.cuda.is_available() else "no"
+
+
+def _threads(options: argparse.Namespace) -> None:
+    import torch
+
+    if options.threads is not None:
+        torch.set_num_threads(max(1, options.threads))
+
+
+def _seed(seed: int) -> int:
+    from pipeline.core.seeds import seed_of
+
+    return seed_of(_SEED_OF_WEIGHTS, seed)
+
+
+def _synonyms(recipe: Recipe, say: Callable[[str], None]) -> tuple[Any, frozenset[str]]:
+    from pipeline.training.eda import english_stop_words, wordnet_folder, wordnet_synonyms
+
+    if recipe.model.eda_weight <= 0:
+        return None, frozenset()
+    folder = wordnet_folder()
+    if folder is None:
+        say("note: WordNet is not here (apt install wordnet-base): captions are augmented by swapping and dropping "
+            "words, without synonyms")  # fmt: skip
+        return None, frozenset()
+    return wordnet_synonyms(folder), english_stop_words()
+
+
+def _validation_set(data: SampleSet, validation: Sequence[Any]) -> SampleSet:
+    """One image of each kind and source, so that the gallery holds no person drawn from the same words twice."""
+    chosen: dict[tuple[str, bool | None], Any] = {}
+    for sample in sorted(validation, key=lambda each: each.id):
+        chosen.setdefault((sample.source, sample.normal), sample)
+    return data.of(sorted(chosen.values(), key=lambda each: each.id))
+
+
+class _Watch:
+    """A bar with ETA on a terminal, a line an epoch, and TensorBoard's file."""
+
+    def __init__(self, folder: Path, epochs: int, shown: bool) -> None:
+        self._folder, self._epochs, self._shown = folder, epochs, shown
+        self._bar = cli.Bar("training", unit="steps")
+        self._board: Any = None
+
+    def observers(self) -> Any:
+        from pipeline.training.trainer import Observers
+
+        return Observers(step=self._step, epoch=self._epoch, unreadable=self._unreadable) if self._shown else None
+
+    def close(self) -> None:
+        self._bar.close()
+        if self._board is not None:
+            self._board.close()
+
+    def _step(self, done: int, total: int, losses: Mapping[str, float]) -> None:
+        self._bar(done, total)
+        if done == 1 or done % 10 == 0:
+            board = self._tensorboard()
+            for name, value in losses.items():
+                board.add_scalar(f"loss/{name}", value, done)
+
+    def _epoch(self, line: Mapping[str, Any]) -> None:
+        figures = "  ".join(
+            f"{name.removeprefix('validation_')} {line[name]:.1f}"
+            for name in ("validation_R@1", "validation_mAP", "validation_pair accuracy")
+            if name in line
+        )
+        best = "  best so far" if line.get("best") else ""
+        print(f"epoch {line['epoch'] + 1:>3} of {self._epochs}  loss {line['loss']:.3f}  {figures}{best}", flush=True)
+        for name, value in line.items():
+            if name.startswith("validation_"):
+                self._tensorboard().add_scalar(f"validation/{name.removeprefix('validation_')}", value, line["step"])
+
+    def _unreadable(self, name: str, why: str) -> None:
+        with (self._folder / "unreadable.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"id": name, "why": why}) + "\n")
+
+    def _tensorboard(self) -> Any:
+        if self._board is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(str(self._folder / "tensorboard"))
+        return self._board
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
