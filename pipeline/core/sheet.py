@@ -25,7 +25,7 @@ _TITLE_SIZE = 22
 
 
 @functools.cache
-def _font(size: int) -> FreeTypeFont | BitmapFont:
+def text_font(size: int) -> FreeTypeFont | BitmapFont:
     """DejaVu Sans out of matplotlib's files, where that is installed, for titles in many alphabets; else Pillow's own,
     which has none but plain Latin letters.
     """
@@ -64,12 +64,12 @@ def contact_sheet(
     rows = [range(start, min(start + columns, len(cells))) for start in range(0, len(cells), columns)]
     heights = [max(_height(cells[index], texts[index], cell_size) for index in row) for row in rows]
     across = _MARGIN + columns * (width + _MARGIN)
-    titles = wrapped(title, across - 2 * _MARGIN, _font(_TITLE_SIZE)) or [""]
+    titles = wrapped(title, across - 2 * _MARGIN, text_font(_TITLE_SIZE)) or [""]
     top = len(titles) * _TITLE_SIZE + (len(titles) - 1) * _GAP + 2 * _MARGIN
     sheet = Image.new("RGB", (across, top + sum(height + _MARGIN for height in heights)), PAPER)
     draw = ImageDraw.Draw(sheet)
     for number, line in enumerate(titles):
-        draw.text((_MARGIN, _MARGIN + number * (_TITLE_SIZE + _GAP)), line, fill=INK, font=_font(_TITLE_SIZE))
+        draw.text((_MARGIN, _MARGIN + number * (_TITLE_SIZE + _GAP)), line, fill=INK, font=text_font(_TITLE_SIZE))
     for row, height in zip(rows, heights, strict=True):
         for column, index in enumerate(row):
             cell = cells[index]
@@ -119,7 +119,7 @@ def wrapped(text: str, width: int, font: FreeTypeFont | BitmapFont) -> list[str]
 
 def _text(cell: Cell, width: int, text_lines: int) -> list[tuple[str, tuple[int, int, int]]]:
     """The lines of a cell with their colours, cut to what it has room for."""
-    font = _font(_FONT_SIZE)
+    font = text_font(_FONT_SIZE)
     lines = [(line, INK) for line in wrapped(cell.heading, width, font)]
     for text in cell.lines:
         lines += [(line, SOFT_INK) for line in wrapped(text, width, font)]
@@ -150,7 +150,7 @@ def _draw_cell(
         if picture is not None:
             small = fitted(picture, cell_size)
             sheet.paste(small, (left + offset, top + (cell_size - small.height) // 2))
-    draw, font = ImageDraw.Draw(sheet), _font(_FONT_SIZE)
+    draw, font = ImageDraw.Draw(sheet), text_font(_FONT_SIZE)
     text_top = top + _height(cell, (), cell_size)
     for number, (line, ink) in enumerate(text):
         draw.text((left, text_top + number * _LINE_HEIGHT), line, fill=ink, font=font)
@@ -212,8 +212,8 @@ def histogram(
     header = _MARGIN * 2 + _TITLE_SIZE + _LINE_HEIGHT * (len(notes) + 1)
     size = (_LEFT + _PLOT_WIDTH + _RIGHT, header + len(series) * _ROW_HEIGHT + 4 * _LINE_HEIGHT)
     page = Image.new("RGB", size, PAPER)
-    draw, font, small = ImageDraw.Draw(page), _font(_FONT_SIZE), _font(_FONT_SIZE - 2)
-    draw.text((_MARGIN, _MARGIN), title, fill=INK, font=_font(_TITLE_SIZE))
+    draw, font, small = ImageDraw.Draw(page), text_font(_FONT_SIZE), text_font(_FONT_SIZE - 2)
+    draw.text((_MARGIN, _MARGIN), title, fill=INK, font=text_font(_TITLE_SIZE))
     for number, note in enumerate(notes):
         draw.text((_MARGIN, _MARGIN * 1.5 + _TITLE_SIZE + number * _LINE_HEIGHT), note, fill=SOFT_INK, font=font)
 

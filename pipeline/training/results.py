@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.core.seeds import seed_of
+from pipeline.core.sheet import text_font
 from pipeline.core.store import parquet_bytes, write_atomically
 from pipeline.core.text import words_of
 from pipeline.training.evaluate import Evaluation, Ranking
@@ -136,7 +137,7 @@ def examples_page(found: Evaluation, data: SampleSet) -> Image.Image:
             colour = _frame(found, ranking, index)
             draw.rectangle((left, top, left + _SIDE + 2 * _FRAME - 1, top + _SIDE + 2 * _FRAME - 1), fill=colour)
             page.paste(_picture(data, sample), (left + _FRAME, top + _FRAME))
-            draw.text((left, top + _SIDE + 2 * _FRAME + 1), f"{score:.3f}", fill=(95, 95, 105), font=_font(12))
+            draw.text((left, top + _SIDE + 2 * _FRAME + 1), f"{score:.3f}", fill=(95, 95, 105), font=text_font(12))
     return page
 
 
@@ -152,8 +153,8 @@ def _legend(draw: ImageDraw.ImageDraw) -> None:
         ("same person, other behaviour ", _SAME_PERSON),
         ("wrong", _WRONG),
     ):
-        draw.text((left, _MARGIN), text, fill=ink, font=_font(15))
-        left += round(_font(15).getlength(text))
+        draw.text((left, _MARGIN), text, fill=ink, font=text_font(15))
+        left += round(text_font(15).getlength(text))
 
 
 def _query(draw: ImageDraw.ImageDraw, sample: Sample, text: str, top: int, width: int) -> None:
@@ -162,7 +163,7 @@ def _query(draw: ImageDraw.ImageDraw, sample: Sample, text: str, top: int, width
     for name, part in zip(_FACTOR_INK, sample.factors, strict=True):
         for word in words_of(part or ""):
             owners.setdefault(word, name)
-    font = _font(13)
+    font = text_font(13)
     left, line = _MARGIN, top
     for word in text.split():
         length = round(font.getlength(f"{word} "))
@@ -192,12 +193,6 @@ def _picture(data: SampleSet, sample: Sample) -> Image.Image:
     square = Image.new("RGB", (_SIDE, _SIDE), (230, 230, 228))
     square.paste(image, ((_SIDE - image.width) // 2, (_SIDE - image.height) // 2))
     return square
-
-
-def _font(size: int) -> Any:
-    from pipeline.core import sheet
-
-    return sheet._font(size)
 
 
 def _png(image: Image.Image) -> bytes:
