@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 done but some records failed, 2 the input or the command i
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, cast
@@ -23,6 +24,10 @@ def guarded(run: Callable[[], int]) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return WRONG
+    except BrokenPipeError:
+        # Whoever read the output (head, less) has seen enough; what is still in the buffer goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
     except KeyboardInterrupt:
         print("stopped; run the same command again to go on from here", file=sys.stderr)
         return 130

@@ -1,0 +1,278 @@
+"""Everything that decides what a network is and how it is trained, as frozen values; nothing here loads torch.
+
+The defaults are the published methods with the faults of their code mended. `recipes.reproduce` turns a recipe into the
+published code as it is, or into the papers' equations where these differ from the code.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Factor = Literal["appearance", "action", "background"]
+FACTORS: tuple[Factor, ...] = ("appearance", "action", "background")
+"""The order of the factors everywhere: in features, in losses, in checkpoints."""
+Initialisation = Literal["xvlm16m", "aptm", "none"]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Options(BaseModel):
+    """A group of options: frozen, and a name it does not know is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ImageSize(Options):
+    """A Swin transformer: `depths` blocks a stage, width `embed_dim` doubled at every stage but the first."""
+
+    image_size: int = Field(default=224, ge=16)
+    """Height and width of an image, pixels."""
+    patch_size: int = Field(default=4, ge=1)
+    embed_dim: int = Field(default=128, ge=1)
+    depths: tuple[int, ...] = (2, 2, 18, 2)
+    heads: tuple[int, ...] = (4, 8, 16, 32)
+    window: int = Field(default=7, ge=2)
+    drop_path: Share = 0.1
+    """Chance that the last block is skipped for a sample in training; from 0 at the first block, evenly spaced."""
+
+    @model_validator(mode="after")
+    def _whole_windows(self) -> ImageSize:
+        if len(self.depths) != len(self.heads):
+            raise ValueError("depths and heads must have one entry a stage each")
+        if self.image_size % self.patch_size:
+            raise ValueError(f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}")
+        side = self.image_size // self.patch_size
+        for stage in range(len(self.depths)):
+            if side < self.window or side % self.window:
+                raise ValueError(f"stage {stage} has a grid of {side}, which is not whole windows of {self.window}")
+            if stage + 1 < len(self.depths) and side % 2:
+                raise ValueError(f"stage {stage} has an odd grid of {side}")
+            side //= 2
+        return self
+
+    @property
+    def width(self) -> int:
+        """Width of an image token."""
+        return self.embed_dim * 2 ** (len(self.depths) - 1)
+
+    @property
+    def patches(self) -> int:
+        """How many patch tokens come out, without the mean token in front of them."""
+        return (self.image_size // self.patch_size // 2 ** (len(self.depths) - 1)) ** 2
+
+
+class TextSize(Options):
+    """BERT cut in two: `text_layers` read a text alone, `cross_layers` read it together with an image."""
+
+    vocab_size: int = Field(default=30522, ge=1)
+    width: int = Field(default=768, ge=1)
+    heads: int = Field(default=12, ge=1)
+    ffn_width: int = Field(default=3072, ge=1)
+    text_layers: int = Field(default=6, ge=1)
+    cross_layers: int = Field(default=6, ge=1)
+    max_positions: int = Field(default=512, ge=1)
+    dropout: Share = 0.1
+
+
+class Size(Options):
+    """How large a network is."""
+
+    name: str = "paper"
+    image: ImageSize = ImageSize()
+    text: TextSize = TextSize()
+    pose_heads: int = Field(default=16, ge=1)
+    feature_width: int = Field(default=2048, ge=1)
+    """Width of the features that retrieval compares."""
+    max_tokens: int = Field(default=56, ge=3)
+    """Tokens of a text with [CLS] and [SEP]; published weights need 56, since padding enters the text feature."""
+
+
+SIZES: dict[str, Size] = {
+    each.name: each
+    for each in (
+        Size(name="paper"),
+        Size(
+            name="small",
+            image=ImageSize(image_size=128, embed_dim=32, depths=(1, 1, 2, 1), heads=(2, 4, 8, 16), window=4),
+            text=TextSize(width=384, heads=12, ffn_width=1536, text_layers=3, cross_layers=2),
+            pose_heads=8,
+            feature_width=512,
+        ),
+        Size(
+            name="tiny",
+            image=ImageSize(embed_dim=8, depths=(2, 2, 2, 2), heads=(1, 2, 4, 8)),
+            text=TextSize(width=48, heads=4, ffn_width=192),
+            pose_heads=4,
+            feature_width=128,
+        ),
+    )
+}
+"""`paper` is Swin-B with BERT-base (CMP, section 5), `small` trains on a CPU, `tiny` is for tests."""
+
+
+class MaskingOptions(Options):
+    """Which tokens of a caption masked language modelling hides, and what predicts them."""
+
+    mask_pad: bool = False
+    """Whether [PAD] and [SEP] may be hidden and are counted, as the published code does."""
+    mask_prob: Share = 0.25
+    max_masks: int | None = Field(default=10, ge=1)
+    """At most so many positions a caption; None: no bound but `mask_prob`."""
+    skipgram_prob: Share = 0.2
+    skipgram_size: int = Field(default=3, ge=2)
+    whole_word: bool = True
+    tie: bool = True
+    """Whether the decoder is the word embedding. The published SeDA code unties the two when it loads weights."""
+
+
+class NetworkOptions(Options):
+    """What CMP and SeDA share: encoders, pose encoding (`pose`), hard negatives (`ihnm`), three losses."""
+
+    size: Size = Size()
+    pose: bool = True
+    """Whether the pose map is encoded and fused into the image tokens (the paper's PE)."""
+    pose_conv: bool = True
+    """Whether two convolutions stand before the pose encoder; they are in the published code, not in the paper."""
+    pool: Literal["p3", "avg_cls"] = "p3"
+    """`p3`: three overlapping means over the tokens; `avg_cls`: mean and [CLS] (CMP, equation 4)."""
+    projection_dropout: Share = 0.5
+    temperature: float = Field(default=0.07, gt=0)
+    """Where the learnt temperature starts; published initial weights bring their own."""
+    label_smooth: Share = 0.2
+    eda_weight: float = Field(default=0.8, ge=0)
+    """Weight of the losses over the augmented caption; 0 leaves them out."""
+    ihnm: Literal["extra", "replace", "off"] = "extra"
+    """Hard pairs as a term of their own, or in place of the in-batch negatives, or not at all."""
+    mlm: MaskingOptions = MaskingOptions()
+    gather_gradients: Literal["summed", "local"] = "summed"
+    """`local`: gradients of the contrastive loss stay with the process that computed them, as in the published code."""
+
+
+class CmpOptions(NetworkOptions):
+    """CMP."""
+
+    model: Literal["cmp"] = "cmp"
+
+
+class StpOptions(Options):
+    """Semantic token projection: how factor queries gather tokens (SeDA, section STP)."""
+
+    weighting: Literal["sigmoid", "softmax", "cross_attention"] = "sigmoid"
+    mask_pad: bool = False
+    """Whether padding is kept out of the sum over text tokens."""
+    bn_on_subcaptions: bool = False
+    """Whether caption parts also enter the running statistics of the text projection, as in the published code."""
+
+
+class FactorLossOptions(Options):
+    """The loss that ties each factor to the caption part it should hold (SeDA, L_FD)."""
+
+    enabled: bool = True
+    form: Literal["clip", "infonce_anchor"] = "clip"
+    """`clip`: as the contrastive loss of CMP; `infonce_anchor`: one direction, from the anchor (SeDA's equation)."""
+    tau: float = Field(default=0.07, gt=0)
+    """Temperature of `infonce_anchor`."""
+
+
+class FactorMatchingOptions(Options):
+    """Matching of an image with each part of its caption (SeDA, L_ITM-sem)."""
+
+    enabled: bool = True
+    mine: Literal["full_caption_factor", "anchor"] = "full_caption_factor"
+    """Whose similarity to the image's factor chooses negatives: the whole caption's factor or the caption part's."""
+
+
+class SedaOptions(NetworkOptions):
+    """SeDA: CMP with features made of factors, and two losses over caption parts."""
+
+    model: Literal["seda"] = "seda"
+    stp: StpOptions = StpOptions()
+    fd: FactorLossOptions = FactorLossOptions()
+    itm_sem: FactorMatchingOptions = FactorMatchingOptions()
+    factors: tuple[Factor, ...] = FACTORS
+
+    @model_validator(mode="after")
+    def _factors_in_order(self) -> SedaOptions:
+        if not self.factors or self.factors != tuple(each for each in FACTORS if each in self.factors):
+            raise ValueError(f"factors must be some of {', '.join(FACTORS)}, in this order, each once")
+        return self
+
+
+ModelOptions = Annotated[CmpOptions | SedaOptions, Field(discriminator="model")]
+
+
+class OptimiserOptions(Options):
+    """AdamW and how its learning rate runs, a factor for each step."""
+
+    lr: float = Field(default=1e-4, gt=0)
+    betas: tuple[float, float] = (0.9, 0.98)
+    eps: float = 1e-8
+    weight_decay: float = Field(default=0.01, ge=0)
+    lr_multiple: float = Field(default=2.0, gt=0)
+    """Of the parts near the losses: the last stages and layers, heads, projections and what is new."""
+    schedule: Literal["step", "linear", "linear_floor"] = "step"
+    warmup: float = Field(default=500, ge=0)
+    """Steps; below 1 a share of all steps."""
+    lr_end: float = Field(default=1e-5, ge=0)
+    """Where `linear_floor` ends."""
+
+
+class AugmentationOptions(Options):
+    """What training does to pictures and captions."""
+
+    flip_prob: Share = 0.5
+    shared_flip: bool = True
+    """Image and pose map share one draw."""
+    erase_prob: Share = 0.6
+    erase_area: tuple[float, float] = (0.02, 0.4)
+    erase_aspect: float = Field(default=0.3, gt=0, le=1)
+    """Height over width between this and its inverse."""
+    erase_pose: bool = False
+    independent: bool = False
+    """Image, pose, hard image and hard pose each draw for themselves, erasing included, as in the published code."""
+    eda_prob: Share = 1.0
+    swap_sides: bool = True
+    """A flipped picture swaps left and right in its caption, the parts and the augmented caption."""
+
+
+class EvaluationOptions(Options):
+    """How retrieval and matching scores become one ranking."""
+
+    top_k: int = Field(default=128, ge=1)
+    """How many images of a query the matching head scores."""
+    fusion: Literal["single", "itm_only", "linear", "ref_world"] = "single"
+    itc_weight: float = Field(default=0.002, ge=0)
+    ref_world: int = Field(default=1, ge=1)
+    """Processes of the published evaluation that `ref_world` imitates: their number changes its scores."""
+
+
+class PaperRow(Options):
+    """A row of a published table. Generations 1 and 2 of CMP start from different weights: never in one table.
+
+    Percent; None where the source does not say.
+    """
+
+    generation: Literal[1, 2]
+    train_pairs: Literal["0.1M", "1M"]
+    r1: float
+    r5: float | None = None
+    r10: float | None = None
+    map: float | None = None
+    note: str = ""
+
+
+class Recipe(Options):
+    """A named experiment: the network, how it is trained and evaluated, and the published row it stands for."""
+
+    name: str
+    title: str
+    model: ModelOptions
+    optimiser: OptimiserOptions = OptimiserOptions()
+    augmentation: AugmentationOptions = AugmentationOptions()
+    evaluation: EvaluationOptions = EvaluationOptions()
+    batch_size: int = Field(default=22, ge=2)
+    """Pairs a process and step."""
+    epochs: int = Field(default=30, ge=1)
+    init: Initialisation = "xvlm16m"
+    rows: tuple[PaperRow, ...] = ()
