@@ -94,10 +94,12 @@ SIZES: dict[str, Size] = {
         Size(name="paper"),
         Size(
             name="small",
-            image=ImageSize(image_size=128, embed_dim=32, depths=(1, 1, 2, 1), heads=(2, 4, 8, 16), window=4),
-            text=TextSize(width=384, heads=12, ffn_width=1536, text_layers=3, cross_layers=2),
-            pose_heads=8,
-            feature_width=512,
+            image=ImageSize(
+                image_size=128, patch_size=8, embed_dim=48, depths=(1, 2, 1), heads=(3, 6, 12), window=4, drop_path=0.0
+            ),
+            text=TextSize(width=384, heads=12, ffn_width=1536, text_layers=2, cross_layers=1),
+            pose_heads=6,
+            feature_width=256,
         ),
         Size(
             name="tiny",
