@@ -29,7 +29,7 @@ demo: $(READY)  ## build the demo dataset into out/pab
 server: $(READY)  ## run the Prefect server on loopback
 	@$(BIN)/python -m flows.serve server
 
-worker: $(READY)  ## register build-pab/demo and build-pab/full, and run them when asked
+worker: $(READY)  ## register the deployments (build-pab, train-eval), and run them when asked
 	@$(BIN)/python -m flows.serve worker
 
 test: lint types unit  ## lint, types and all tests

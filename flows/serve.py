@@ -3,6 +3,7 @@
 python -m flows.serve server     in one terminal (make server)
 python -m flows.serve worker     in another (make worker): registers the deployments, then takes flow runs
 prefect deployment run build-pab/demo --watch        in a third, in this folder
+prefect deployment run train-eval/seda --watch       then, on what was built
 """
 
 from __future__ import annotations
@@ -16,9 +17,19 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from flows.settings import DEPLOYMENTS, HOST, PORT, ROOT, SERVER_ENVIRONMENT, WORK_POOL, api_url, prefect_environment
+from flows.settings import (
+    DEPLOYMENTS,
+    HOST,
+    PORT,
+    ROOT,
+    SERVER_ENVIRONMENT,
+    TRAINING_DEPLOYMENTS,
+    WORK_POOL,
+    api_url,
+    prefect_environment,
+)
 from pipeline.core.errors import UserError
 from pipeline.core.workers import ONE_THREAD
 
@@ -33,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--wait", type=float, default=120, help="seconds to wait for the server (default: 120)")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("server", help="run the Prefect server, with its UI, until Ctrl-C")
-    commands.add_parser("deploy", help="register build-pab/demo and build-pab/full and their work pool")
+    commands.add_parser("deploy", help="register build-pab/{demo,full}, train-eval/{cmp,seda} and their work pool")
     commands.add_parser("worker", help="deploy, then run the process worker until Ctrl-C")
     options = parser.parse_args(argv)
     os.environ.update(prefect_environment(options.home, options.port))
@@ -79,24 +90,28 @@ def register() -> list[str]:
     from prefect.workers.process import ProcessWorker
 
     from flows.build_pab import build_pab
+    from flows.train_eval import train_eval
 
     template = ProcessWorker.get_default_base_job_template()
     with get_client(sync_client=True) as client, contextlib.suppress(ObjectAlreadyExists):
         client.create_work_pool(WorkPoolCreate(name=WORK_POOL, type="process", base_job_template=template))
+    wanted: list[tuple[Any, str, str, dict[str, str]]]
+    wanted = [(build_pab, name, text, {"profile": name}) for name, text in DEPLOYMENTS.items()]
+    wanted += [(train_eval, name, text, {"model": name}) for name, text in TRAINING_DEPLOYMENTS.items()]
     names = []
-    for profile, description in DEPLOYMENTS.items():
+    for flow, name, description, parameters in wanted:
         deployment = RunnerDeployment.from_flow(
-            build_pab,
-            name=profile,
+            flow,
+            name=name,
             description=description,
-            parameters={"profile": profile},
+            parameters=parameters,
             work_pool_name=WORK_POOL,
             job_variables={"working_dir": os.fspath(ROOT), "env": dict(ONE_THREAD)},
             tags=["pab"],
             entrypoint_type=EntrypointType.MODULE_PATH,
         )
         deployment.apply()
-        names.append(f"{build_pab.name}/{profile}")
+        names.append(f"{flow.name}/{name}")
     return names
 
 

@@ -19,7 +19,12 @@ DEPLOYMENTS = {
     "demo": "Simulated footage and embedded engines, on a CPU with nothing downloaded.",
     "full": "The paper's engines and sizes; needs the OOPS! folder, a GPU and the weights.",
 }
-"""Deployment name, which is the profile's name, and its description."""
+"""Deployments of build-pab: name, which is the profile's, and description."""
+TRAINING_DEPLOYMENTS = {
+    "cmp": "Trains and evaluates CMP on the published dataset.",
+    "seda": "Trains and evaluates SeDA on the published dataset.",
+}
+"""Deployments of train-eval: name, which is the model's, and description."""
 
 
 def api_url(port: int = PORT) -> str:

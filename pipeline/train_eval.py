@@ -7,6 +7,8 @@ the log, its curves, and for each of the two weights the figures, rankings and e
 from __future__ import annotations
 
 import argparse
+import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -19,10 +21,17 @@ from pipeline.core.errors import UserError
 if TYPE_CHECKING:
     from pipeline.models.config import Recipe
     from pipeline.training.evaluate import Evaluation, EvaluationSettings
-    from pipeline.training.samples import SampleSet
+    from pipeline.training.samples import Sample, SampleSet
 
 DEFAULT_DATA = "./out/pab"
 WEIGHTS = ("last", "best")
+EVALUATION = "evaluation"
+SEVERAL_PROCESSES = """\
+Several processes, each with its share of every batch's samples (--batch-size is that of one):
+  accelerate launch --multi_gpu --num_processes 4 -m pipeline.train_eval --model seda
+  torchrun --nproc-per-node 2 -m pipeline.train_eval --model seda          (also on CPUs)
+"""
+UNREADABLE = "unreadable.jsonl"
 _SEED_OF_WEIGHTS = "weights"
 
 
@@ -45,7 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m pipeline.train_eval", description=(__doc__ or "").splitlines()[0].partition(":")[0] + "."
+        prog="python -m pipeline.train_eval",
+        description=(__doc__ or "").splitlines()[0].partition(":")[0] + ".",
+        epilog=SEVERAL_PROCESSES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     what = parser.add_argument_group("what")
     what.add_argument("--model", default="cmp", metavar="NAME", help="a recipe of --list (default: cmp)")
@@ -70,7 +82,8 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         dest="changes",
         metavar="OPTION=VALUE",
-        help="change an option of the recipe, e.g. --set model.ihnm=off --set optimiser.lr=3e-4",
+        help="change an option of the recipe, e.g. --set model.ihnm=off --set optimiser.lr=3e-4; or some of a group: "
+        "--set 'model.size={name: mine, image: {image_size: 64}}'",
     )
     how = parser.add_argument_group("how")
     how.add_argument("--seed", type=int, default=42)
@@ -81,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     how.add_argument("--compile", action="store_true", help="torch.compile")
     how.add_argument("--gradient-checkpointing", action="store_true", help="less memory, more time")
     how.add_argument("--workers", type=int, default=None, help="processes that decode pictures (default: 0 on a CPU)")
-    how.add_argument("--threads", type=int, default=None, help="CPU threads of torch (default: all cores)")
+    how.add_argument("--threads", type=int, default=None, help="CPU threads of torch (default: what torch takes)")
     how.add_argument("--save-every", type=int, default=50, metavar="STEPS", help="between saved states (default: 50)")
     how.add_argument(
         "--validation",
@@ -133,44 +146,117 @@ def recipe_of(options: argparse.Namespace) -> tuple[Recipe, str]:
     import yaml
     from pydantic import ValidationError
 
-    from pipeline.models.recipes import changed, recipe_named, reproduce
+    from pipeline.models.config import Recipe
+    from pipeline.models.recipes import recipe_named, reproduce
     from pipeline.training.presets import preset_for, with_preset
 
     preset = preset_for(options.preset)
     recipe = reproduce(with_preset(recipe_named(options.model), preset), options.reproduce)
-    changes: dict[str, Any] = {"epochs": options.epochs, "batch_size": options.batch_size}
+    values = recipe.model_dump()
     for text in options.changes:
         name, equals, value = text.partition("=")
         if not equals:
             raise UserError(f"--set {text}: use OPTION=VALUE, e.g. --set optimiser.lr=3e-4")
-        changes[name] = yaml.safe_load(value)
+        try:
+            meant = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise UserError(f"--set {text}: the value is not YAML; use e.g. 3e-4, off, or {{lr: 3e-4}}") from None
+        # YAML takes `off` and `no` for truth values; an option that is one understands the word as well.
+        _put(values, recipe, name, value.strip() if isinstance(meant, bool) else meant, f"--set {name}")
+    for name in ("epochs", "batch_size"):
+        if getattr(options, name) is not None:
+            values[name] = getattr(options, name)
     try:
-        return changed(recipe, {name: value for name, value in changes.items() if value is not None}), preset
+        return Recipe.model_validate(values), preset
     except ValidationError as error:
         first = error.errors()[0]
-        raise UserError(f"{'.'.join(map(str, first['loc'])) or options.model}: {first['msg']}") from None
+        place = ".".join(
+            str(part) for number, part in enumerate(first["loc"]) if (number, part) != (1, recipe.model.model)
+        )
+        raise UserError(f"{place or options.model}: {first['msg'].removeprefix('Value error, ')}") from None
+
+
+def _put(values: dict[str, Any], group: Any, name: str, value: Any, where: str) -> None:
+    """Change an option by its dotted name; a mapping changes those options of a group that it names.
+
+    All changes are put in before any is checked: a size is right or wrong as a whole.
+    """
+    head, _, rest = name.partition(".")
+    if head not in type(group).model_fields:
+        raise UserError(f"{where}: there is no option {head!r} here; there are {', '.join(type(group).model_fields)}")
+    inner = getattr(group, head)
+    is_group = hasattr(type(inner), "model_fields")
+    if rest and not is_group:
+        raise UserError(f"{where}: {head!r} is one value and has no option {rest!r}")
+    if rest:
+        _put(values[head], inner, rest, value, where)
+    elif is_group and isinstance(value, dict):
+        for each, own in value.items():
+            _put(values[head], inner, str(each), own, where)
+    else:
+        values[head] = value
+
+
+def run_folder(options: argparse.Namespace, recipe: Recipe, preset: str) -> Path:
+    """Where a run's files go."""
+    return options.out or Path("runs") / f"{recipe.name}-{preset}-seed{options.seed}"
+
+
+def folder_of(arguments: Sequence[str]) -> Path:
+    """Where the files of a run with these arguments go. Raises UserError for a recipe that there is not."""
+    options = _parser().parse_args(arguments)
+    return run_folder(options, *recipe_of(options))
+
+
+def figures(folder: Path) -> str:
+    """The figures of a finished run as a Markdown table, weights and protocols under each other. Raises UserError."""
+    from pipeline.training.results import METRICS
+
+    head = ("weights", "protocol", "R@1", "R@5", "R@10", "mAP", "mINP", "queries")
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    notes = []
+    for name in WEIGHTS:
+        path = folder / EVALUATION / name / METRICS
+        if not path.is_file():
+            continue
+        found = json.loads(path.read_text("utf-8"))
+        for protocol, each in found["protocols"].items():
+            numbers = " | ".join(f"{each[key]:.2f}" for key in head[2:-1])
+            lines.append(f"| {name} | {protocol} | {numbers} | {each['queries']} |")
+        pairs = found["pair accuracy"]
+        if pairs["queries"]:
+            low, high = pairs["95 % interval"]
+            notes.append(
+                f"* {name}: pair accuracy {pairs['percent']:.1f} % (95 % interval {low:.1f} to {high:.1f}; chance "
+                f"50 %), gallery of {found['gallery']} images, fusion {found['fusion']}"
+            )
+    if len(lines) == 2:
+        raise UserError(f"{folder}: holds no evaluation yet")
+    return "\n".join([*lines, "", *notes, f"* examples: `{folder / EVALUATION}`"])
 
 
 def _train(options: argparse.Namespace) -> int:
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or cuBLAS sums in another order each time
+
     import torch
 
     from pipeline.models.build import build_network
     from pipeline.training.batches import Preparer
     from pipeline.training.presets import initialise, parse_initial
     from pipeline.training.results import write_curves
-    from pipeline.training.samples import drawn, load_samples, parted_by_source
-    from pipeline.training.state import check_settings
+    from pipeline.training.state import alone_in, check_settings
     from pipeline.training.texts import vocabulary
     from pipeline.training.trainer import LoopSettings, train
 
-    _check_shares(options)
+    _check_numbers(options)
     recipe, preset = recipe_of(options)
     initial = parse_initial(options.init or ("minilm" if preset == "small" else "none"))
-    folder = options.out or Path("runs") / f"{recipe.name}-{preset}-seed{options.seed}"
+    evaluation = _evaluation_settings(options, recipe)
+    folder = run_folder(options, recipe, preset)
     _threads(options)
-    data = load_samples(options.data, "train", hard=recipe.model.ihnm != "off")
-    test = load_samples(options.data, "test")
-    training, validation = parted_by_source(drawn(data.samples, options.fraction), options.validation)
+    together = _together()
+    processes, main_process = together.num_processes, together.is_main_process
+    training, validation, test = _sets(options, recipe, processes)
     settings = LoopSettings(
         seed=options.seed,
         accumulate=options.accumulate,
@@ -180,16 +266,17 @@ def _train(options: argparse.Namespace) -> int:
         save_every=options.save_every,
         workers=options.workers if options.workers is not None else (4 if torch.cuda.is_available() else 0),
     )
-    main_process = int(os.environ.get("RANK", "0")) == 0
     say: Callable[[str], None] = print if main_process else lambda _: None
     say(f"{recipe.name}: {recipe.title}; preset {preset}{f', as {options.reproduce}' if options.reproduce else ''}")
     say(
-        f"data {data.name}: {len(training)} samples to train on, {len(validation)} of other sources to choose the best "
+        f"data {test.name}: {len(training)} samples to train on, {len(validation)} of other sources to choose the best "
         f"epoch on, {len(test)} to test on; {recipe.epochs} epochs, {recipe.batch_size} a batch"
+        f"{f' in each of {processes} processes' if processes > 1 else ''}"
     )
-    for problem in (*data.problems, *test.problems):
+    for problem in (*training.problems, *test.problems, *_without_parts(training, recipe)):
         say(f"note: {problem}")
     synonyms, stop_words = _synonyms(recipe, say)
+    held = _held_out(validation, say)
     if options.dry_run:
         say(f"would write to {folder}")
         return cli.DONE
@@ -198,44 +285,61 @@ def _train(options: argparse.Namespace) -> int:
         "preset": preset,
         "reproduce": options.reproduce,
         "init": options.init or initial.kind,
-        "data": data.name,
+        "data": test.name,
         "fraction": options.fraction,
         "validation": options.validation,
         "seed": options.seed,
         "accumulate": options.accumulate,
         "precision": settings.precision,
+        "processes": processes,
+        "samples": _digest_of(training, validation),
+        "synonyms": synonyms is not None,
     }
-    check_settings(folder, about)
     network = build_network(recipe.model, _seed(options.seed))
     say(initialise(network, initial))
+    check_settings(folder, about)
     words = vocabulary(recipe.model.size.max_tokens)
-    preparer = Preparer(data.of(training), recipe.model, recipe.augmentation, words, synonyms, stop_words, options.seed)
-    evaluation = _evaluation_settings(options, recipe)
-    held = _validation_set(data, validation)
+    preparer = Preparer(training, recipe.model, recipe.augmentation, words, synonyms, stop_words, options.seed)
 
     def validate() -> Evaluation | None:
         from pipeline.training.evaluate import evaluate
 
-        return evaluate(network, held, words, evaluation) if len(held) > 1 else None
+        return evaluate(network, held, words, evaluation) if len(held) else None
 
     def save_weights(name: str) -> None:
-        notes = [f"Trained on {data.name}, seed {options.seed}, preset {preset}; weights of the {name} epoch."]
+        notes = [f"Trained on {test.name}, seed {options.seed}, preset {preset}; weights of the {name} epoch."]
         network.save_pretrained(folder / name, recipe, notes)
 
-    watch = _Watch(folder, recipe.epochs, main_process)
-    try:
-        trained = train(network, recipe, preparer, folder, settings, validate, save_weights, watch.observers())
-    finally:
-        watch.close()
-    if not main_process:
-        return cli.DONE
-    write_curves(folder, trained.log)
-    if trained.left_out:
-        say(f"left out: {trained.left_out} times a sample whose picture cannot be read")
-    for name in WEIGHTS:
-        if (folder / name).is_dir():
-            _judge(folder / name, folder / "evaluation" / name, test, evaluation, {"weights": name, **_who(about)})
+    with alone_in(folder) if main_process else contextlib.nullcontext():
+        watch = _Watch(folder, recipe.epochs, main_process)
+        try:
+            trained = train(network, recipe, preparer, folder, settings, validate, save_weights, watch.observers())
+        finally:
+            watch.close()
+        if not main_process:
+            return cli.DONE
+        write_curves(folder, trained.log)
+        if trained.left_out:
+            say(f"left out: {trained.left_out} times a sample whose picture cannot be read, see {folder / UNREADABLE}")
+        for name in WEIGHTS:
+            if (folder / name).is_dir():
+                _judge(folder / name, folder / EVALUATION / name, test, evaluation, {"weights": name, **_who(about)})
     return cli.DONE
+
+
+def _sets(options: argparse.Namespace, recipe: Recipe, processes: int) -> tuple[SampleSet, SampleSet, SampleSet]:
+    """What is trained on, what is held out of it by source, and the test split. Raises UserError where one is not fit
+    for the recipe."""
+    from pipeline.training.samples import drawn, load_samples, parted_by_source
+
+    data = load_samples(options.data, "train", hard=recipe.model.ihnm != "off")
+    test = load_samples(options.data, "test")
+    training, validation = parted_by_source(drawn(data.samples, options.fraction), options.validation)
+    _check_data(data, training, options, processes)
+    _check_test(test)
+    for each in (data, test):
+        _check_poses(each, recipe)
+    return data.of(training), data.of(validation), test
 
 
 def _who(about: Mapping[str, Any]) -> dict[str, Any]:
@@ -246,12 +350,41 @@ def _evaluate_only(options: argparse.Namespace) -> int:
     from pipeline.training.evaluate import EvaluationSettings
     from pipeline.training.samples import load_samples
 
+    _check_numbers(options)
     _threads(options)
+    if not _together().is_main_process:
+        return cli.DONE
+    checkpoint: Path = options.checkpoint
+    run = _run_of(checkpoint)
     test = load_samples(options.data, "test")
-    settings = EvaluationSettings(**_given(options))
-    folder = options.out or options.checkpoint.parent / "evaluation" / options.checkpoint.name
-    _judge(options.checkpoint, folder, test, settings, {"weights": str(options.checkpoint.name), "data": test.name})
+    _check_test(test)
+    about = {"weights": checkpoint.name, "data": test.name}
+    if run is None:
+        settings = EvaluationSettings(**_given(options))
+    else:
+        settings = _evaluation_settings(options, run[0])
+        about = {"weights": checkpoint.name, **_who(run[1]), "data": test.name}
+    folder = options.out or checkpoint.parent / EVALUATION / checkpoint.name
+    _judge(checkpoint, folder, test, settings, about)
     return cli.DONE
+
+
+def _run_of(checkpoint: Path) -> tuple[Recipe, Mapping[str, Any]] | None:
+    """The recipe and the settings of the run whose weights these are; None where they lie alone."""
+    from pydantic import ValidationError
+
+    from pipeline.models.config import Recipe
+    from pipeline.training.state import SETTINGS, read_settings
+
+    if not (checkpoint.parent / SETTINGS).is_file():
+        return None
+    settings = read_settings(checkpoint.parent)
+    try:
+        return Recipe.model_validate(settings["recipe"]), settings
+    except (ValidationError, KeyError):
+        raise UserError(
+            f"{checkpoint.parent / SETTINGS}: is of no run of this version; evaluate a copy of {checkpoint} elsewhere"
+        ) from None
 
 
 def _judge(
@@ -301,14 +434,86 @@ def _evaluation_settings(options: argparse.Namespace, recipe: Recipe) -> Evaluat
     return EvaluationSettings(**{"top_k": own.top_k, "fusion": fusion, **_given(options)})
 
 
-def _check_shares(options: argparse.Namespace) -> None:
+def _check_numbers(options: argparse.Namespace) -> None:
     if not 0 < options.fraction <= 1:
         raise UserError(f"--fraction {options.fraction}: a share above 0, up to 1")
     if not 0 <= options.validation < 1:
         raise UserError(f"--validation {options.validation}: a share of the sources, from 0 to below 1")
-    for name in ("accumulate", "save_every"):
-        if getattr(options, name) < (name == "accumulate"):
-            raise UserError(f"--{name.replace('_', '-')} {getattr(options, name)}: too small")
+    for name, least in (("accumulate", 1), ("save_every", 0), ("workers", 0), ("threads", 1)):
+        value = getattr(options, name)
+        if value is not None and value < least:
+            raise UserError(f"--{name.replace('_', '-')} {value}: at least {least}")
+
+
+def _check_data(data: SampleSet, training: Sequence[Sample], options: argparse.Namespace, processes: int) -> None:
+    """A batch is two different samples in each process, so that every sample has a negative."""
+    wanted = 2 * processes
+    if len({each.id for each in training}) >= wanted:
+        return
+    there = f"{data.name}: its train split has {_records(len(data))}"
+    if len(data) > len(training):
+        there += (
+            f", of which {len(training)} are left to train on (--fraction {options.fraction:g}, "
+            f"--validation {options.validation:g})"
+        )
+    raise UserError(
+        f"{there}; {wanted} with different ids are needed at least: give more data, or hold less of it back"
+    )
+
+
+def _check_test(test: SampleSet) -> None:
+    if len(test) < 2:
+        raise UserError(
+            f"{test.name}: its test split has {_records(len(test))}, so there is nothing to search among; give "
+            "more test images"
+        )
+
+
+def _check_poses(data: SampleSet, recipe: Recipe) -> None:
+    if recipe.model.pose and any(each.pose is None for each in data.samples):
+        raise UserError(
+            f"{data.name}: its {data.split} split has no pose maps (pose/...), and {recipe.name} reads them; put them "
+            "there, or use a model without pose encoding (--model m1, or --set model.pose=false)"
+        )
+
+
+def _without_parts(data: SampleSet, recipe: Recipe) -> list[str]:
+    if recipe.model.model != "seda" or any(part for each in data.samples for part in each.factors):
+        return []
+    return [f"{data.name}: no caption has parts (annotation/train_decouple), so that the whole caption stands for each"]
+
+
+def _records(count: int) -> str:
+    return "one record" if count == 1 else f"{count} records"
+
+
+def _digest_of(*sets: SampleSet) -> str:
+    """Changes with what is trained on, so that a run is not gone on with over a dataset that was built anew."""
+    lines = [f"{part}\t{each.id}\t{each.caption}" for part, own in enumerate(sets) for each in own.samples]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def _some_readable(data: SampleSet) -> bool:
+    """Whether the first picture that can be read is found; all are tried only where none can."""
+    from pipeline.core.images import ImageError, read_image
+
+    for sample in data.samples:
+        try:
+            for where, column in ((sample.image, "image"), (sample.pose, "pose")):
+                if where is not None:
+                    read_image(data.read(where, column), sample.id)
+        except (ImageError, OSError):
+            continue
+        return True
+    return not len(data)
+
+
+def _together() -> Any:
+    """The processes that this one was started with: `num_processes`, `is_main_process`."""
+    import torch
+    from accelerate import PartialState
+
+    return PartialState(cpu=not torch.cuda.is_available())
 
 
 def _precision(options: argparse.Namespace) -> str:
@@ -323,7 +528,7 @@ def _threads(options: argparse.Namespace) -> None:
     import torch
 
     if options.threads is not None:
-        torch.set_num_threads(max(1, options.threads))
+        torch.set_num_threads(options.threads)
 
 
 def _seed(seed: int) -> int:
@@ -345,12 +550,21 @@ def _synonyms(recipe: Recipe, say: Callable[[str], None]) -> tuple[Any, frozense
     return wordnet_synonyms(folder), english_stop_words()
 
 
-def _validation_set(data: SampleSet, validation: Sequence[Any]) -> SampleSet:
-    """One image of each kind and source, so that the gallery holds no person drawn from the same words twice."""
-    chosen: dict[tuple[str, bool | None], Any] = {}
-    for sample in sorted(validation, key=lambda each: each.id):
+def _held_out(validation: SampleSet, say: Callable[[str], None]) -> SampleSet:
+    """What each epoch is judged on; empty, with a note, where that cannot be.
+
+    One image of each kind and source, so that the gallery holds no person drawn from the same words twice.
+    """
+    chosen: dict[tuple[str, bool | None], Sample] = {}
+    for sample in sorted(validation.samples, key=lambda each: each.id):
         chosen.setdefault((sample.source, sample.normal), sample)
-    return data.of(sorted(chosen.values(), key=lambda each: each.id))
+    held = validation.of(sorted(chosen.values(), key=lambda each: each.id))
+    if len(held) > 1 and _some_readable(held):
+        return held
+    if len(validation):
+        why = "there is but one" if len(held) == 1 else "no picture can be read"
+        say(f"note: the best epoch is not chosen: of the {len(validation)} samples held out for it {why}")
+    return held.of(())
 
 
 class _Watch:
@@ -360,6 +574,7 @@ class _Watch:
         self._folder, self._epochs, self._shown = folder, epochs, shown
         self._bar = cli.Bar("training", unit="steps")
         self._board: Any = None
+        self._told: set[str] | None = None
 
     def observers(self) -> Any:
         from pipeline.training.trainer import Observers
@@ -374,31 +589,40 @@ class _Watch:
     def _step(self, done: int, total: int, losses: Mapping[str, float]) -> None:
         self._bar(done, total)
         if done == 1 or done % 10 == 0:
-            board = self._tensorboard()
+            board = self._tensorboard(done)
             for name, value in losses.items():
                 board.add_scalar(f"loss/{name}", value, done)
 
     def _epoch(self, line: Mapping[str, Any]) -> None:
-        figures = "  ".join(
-            f"{name.removeprefix('validation_')} {line[name]:.1f}"
+        figures = "".join(
+            f"  {name.removeprefix('validation_')} {line[name]:.1f}"
             for name in ("validation_R@1", "validation_mAP", "validation_pair accuracy")
             if name in line
         )
         best = "  best so far" if line.get("best") else ""
-        print(f"epoch {line['epoch'] + 1:>3} of {self._epochs}  loss {line['loss']:.3f}  {figures}{best}", flush=True)
+        print(f"epoch {line['epoch'] + 1:>3} of {self._epochs}  loss {line['loss']:.3f}{figures}{best}", flush=True)
         for name, value in line.items():
             if name.startswith("validation_"):
-                self._tensorboard().add_scalar(f"validation/{name.removeprefix('validation_')}", value, line["step"])
+                board = self._tensorboard(line["step"])
+                board.add_scalar(f"validation/{name.removeprefix('validation_')}", value, line["step"])
 
     def _unreadable(self, name: str, why: str) -> None:
-        with (self._folder / "unreadable.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"id": name, "why": why}) + "\n")
+        """A line a sample, however many epochs leave it out and however often the run is stopped."""
+        path = self._folder / UNREADABLE
+        if self._told is None:
+            self._told = set(path.read_text("utf-8").splitlines(keepends=True)) if path.is_file() else set()
+        line = json.dumps({"id": name, "why": why}) + "\n"
+        if line not in self._told:
+            self._told.add(line)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(line)
 
-    def _tensorboard(self) -> Any:
+    def _tensorboard(self, step: int) -> Any:
         if self._board is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._board = SummaryWriter(str(self._folder / "tensorboard"))
+            # What a killed run had told of steps that are now done again is taken back.
+            self._board = SummaryWriter(str(self._folder / "tensorboard"), purge_step=step)
         return self._board
 
 

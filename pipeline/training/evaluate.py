@@ -7,7 +7,7 @@ tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -127,8 +127,8 @@ def _evaluate(
     texts = _encoded_texts(network, [query.text for query in queries], vocabulary, settings, progress)
     order = id_order([sample.id for sample in gallery])
     candidates, _ = first_candidates(texts.features, images.features, settings.top_k, order)
-    logits = _matched(network, data, images, texts, candidates, settings, progress)
-    return _judged(data, images, queries, texts.features, candidates, logits, order, settings)
+    logits = matching_logits(network, data, images, texts, candidates, settings, progress)
+    return judged(data, images, queries, texts.features, candidates, logits, order, settings)
 
 
 @dataclass
@@ -137,7 +137,7 @@ class EncodedGallery:
 
     samples: tuple[Sample, ...]
     features: np.ndarray
-    tokens: dict[int, Tensor]
+    tokens: Mapping[int, Tensor]
     unreadable: list[tuple[str, str]]
 
 
@@ -199,7 +199,7 @@ def _on_device(
 
 
 @dataclass
-class _EncodedTexts:
+class EncodedTexts:
     """hidden: (Q, L, D) on the CPU; mask: (Q, L); features: float32 (Q, F)."""
 
     hidden: Tensor
@@ -209,7 +209,7 @@ class _EncodedTexts:
 
 def _encoded_texts(
     network: PairNetwork, texts: Sequence[str], vocabulary: Vocabulary, settings: EvaluationSettings, progress: Progress
-) -> _EncodedTexts:
+) -> EncodedTexts:
     device = next(network.parameters()).device
     hidden, masks, features = [], [], []
     for start in range(0, len(texts), settings.text_chunk):
@@ -219,19 +219,19 @@ def _encoded_texts(
         masks.append(encoded.mask.cpu())
         features.append(encoded.features.float().cpu().numpy())
         progress("queries", min(start + settings.text_chunk, len(texts)), len(texts))
-    return _EncodedTexts(torch.cat(hidden), torch.cat(masks), np.concatenate(features))
+    return EncodedTexts(torch.cat(hidden), torch.cat(masks), np.concatenate(features))
 
 
-def _matched(
+def matching_logits(
     network: PairNetwork,
     data: SampleSet,
     images: EncodedGallery,
-    texts: _EncodedTexts,
+    texts: EncodedTexts,
     candidates: np.ndarray,
     settings: EvaluationSettings,
     progress: Progress,
 ) -> np.ndarray:
-    """float32 (Q, k): the logit that query and candidate match."""
+    """float32 (Q, k): the logit that query and candidate match; candidates int64 (Q, k), gallery indices."""
     logits = np.empty(candidates.shape, dtype=np.float32)
     by_image: dict[int, list[tuple[int, int]]] = {}
     for query, row in enumerate(candidates):
@@ -255,7 +255,7 @@ def _parts(pairs: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
 
 
 def _logits(
-    network: PairNetwork, texts: _EncodedTexts, keys_values: Any, pairs: Sequence[tuple[int, int, int]]
+    network: PairNetwork, texts: EncodedTexts, keys_values: Any, pairs: Sequence[tuple[int, int, int]]
 ) -> np.ndarray:
     """The logits of (query, _, image) triples. Texts are cut after the longest one's last real token."""
     device = next(network.parameters()).device
@@ -281,7 +281,7 @@ def _tokens_of(network: PairNetwork, data: SampleSet, images: EncodedGallery, ch
     return torch.stack([again[index] if index in again else images.tokens[index].to(device) for index in chunk])
 
 
-def _judged(
+def judged(
     data: SampleSet,
     images: EncodedGallery,
     queries: Sequence[Query],
@@ -291,6 +291,10 @@ def _judged(
     order: np.ndarray,
     settings: EvaluationSettings,
 ) -> Evaluation:
+    """Scores, metrics and rankings of queries with these features (Q, F) and matching logits (Q, k), chunk by chunk.
+
+    order: `id_order` of the gallery's ids. Raises UserError where a score is not a number.
+    """
     if not (np.isfinite(logits).all() and np.isfinite(features).all() and np.isfinite(images.features).all()):
         raise UserError("evaluation: a score is not a number; the checkpoint's weights are damaged or have diverged")
     gallery = images.samples

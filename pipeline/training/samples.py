@@ -91,6 +91,7 @@ def load_samples(data: str, split: Split, *, hard: bool = True) -> SampleSet:
     hard: whether training samples of a released folder must have hard negatives. Raises UserError where the folder is
     not there or holds something else, or where the split is empty.
     """
+    check_there(data)
     if data.startswith(PAB_PREFIX):
         return _released(Path(data.removeprefix(PAB_PREFIX)), split, hard)
     return _published(Path(data), split)
@@ -112,18 +113,27 @@ def _read_file(where: int | Path, _column: str) -> bytes:
     return where.read_bytes()
 
 
-def _published(folder: Path, split: Split) -> SampleSet:
+def check_there(data: str) -> None:
+    """Raises UserError where no dataset is at `./out/pab` or `pab:FOLDER`; opens no picture and no library."""
     from pipeline.core.card import TAG
 
-    card = folder / "README.md"
+    if data.startswith(PAB_PREFIX):
+        if not Path(data.removeprefix(PAB_PREFIX)).is_dir():
+            raise UserError(f"--data {data}: the folder is not there")
+        return
+    card = Path(data) / "README.md"
     if not card.is_file() or TAG not in card.read_text("utf-8", errors="replace"):
         raise UserError(
-            f"--data {folder}: no dataset of this project is there; build one with python -m pipeline.build, or give "
+            f"--data {data}: no dataset of this project is there; build one with python -m pipeline.build, or give "
             f"{PAB_PREFIX}FOLDER for PAB as released"
         )
-    if not list((folder / "data").glob(f"{split}-*.parquet")):
+
+
+def _published(folder: Path, split: Split) -> SampleSet:
+    files = sorted((folder / "data").glob(f"{split}-*.parquet"))
+    if not files:
         raise UserError(f"--data {folder}: its {split} split is empty; look at its README.md for what was dropped")
-    dataset = _dataset(folder, split)
+    dataset = _dataset(folder, split, files)
     rows = dataset.select_columns(list(_TEXT_COLUMNS)).to_list()
     places = {row["image_id"]: number for number, row in enumerate(rows)}
     samples = [_published_sample(row, number, places) for number, row in enumerate(rows)]
@@ -131,14 +141,30 @@ def _published(folder: Path, split: Split) -> SampleSet:
     return SampleSet(str(folder), split, tuple(sorted(samples, key=lambda each: each.id)), _Columns(pictures))
 
 
-def _dataset(folder: Path, split: Split) -> Any:
+def _dataset(folder: Path, split: Split, files: Sequence[Path]) -> Any:
+    """The rows of these files, encoded pictures among them, from a cache that is mapped and not read.
+
+    Loaded by the files' names: for a folder the cache knows no more than its last name and its card, and would give the
+    rows of another folder, or of this one before it was built anew.
+    """
     import datasets
+    from datasets.exceptions import DatasetsError
 
     datasets.disable_progress_bars()
-    dataset = datasets.load_dataset(str(folder.resolve()), split=split)
-    for column in ("image", "pose"):
-        dataset = dataset.cast_column(column, datasets.Image(decode=False))
-    return dataset
+    try:
+        dataset = datasets.load_dataset(
+            "parquet", data_files={split: [str(path.resolve()) for path in files]}, split=split
+        )
+        for column in ("image", "pose"):
+            dataset = dataset.cast_column(column, datasets.Image(decode=False))
+        return dataset.select_columns(["image", "pose", *_TEXT_COLUMNS])
+    except (DatasetsError, OSError, ValueError, KeyError) as error:
+        cause = error.__cause__ or error
+        why = (str(cause) or type(cause).__name__).splitlines()[0]
+        raise UserError(
+            f"--data {folder}: its {split} split cannot be read ({why}); look at it with python -m pipeline.verify, or "
+            "build it again"
+        ) from None
 
 
 def _published_sample(row: Mapping[str, Any], number: int, places: Mapping[str, int]) -> Sample:
@@ -168,8 +194,6 @@ def _factors(value: Mapping[str, str | None] | None) -> Factors:
 
 
 def _released(root: Path, split: Split, hard: bool) -> SampleSet:
-    if not root.is_dir():
-        raise UserError(f"--data {PAB_PREFIX}{root}: the folder is not there")
     found = read_pab(root, split, hard=hard and split == "train")
     samples = sorted((_released_sample(row) for row in found.rows), key=lambda each: each.id)
     return SampleSet(f"{PAB_PREFIX}{root}", split, tuple(samples), _read_file, found.left_out, tuple(found.problems))

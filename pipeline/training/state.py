@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from torch import Tensor
 from pipeline.core.errors import UserError
 from pipeline.core.store import write_atomically
 
-STATE, SETTINGS, LOG = "state", "run.json", "log.jsonl"
+STATE, SETTINGS, LOG, LOCK = "state", "run.json", "log.jsonl", ".lock"
 _TENSORS, _NUMBERS = "state.safetensors", "state.json"
 
 
@@ -139,11 +140,14 @@ def write_log(folder: Path, lines: tuple[Mapping[str, Any], ...]) -> None:
 
 
 def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Note what a run was started with, or raise UserError where the folder holds a run of other settings."""
+    """Note what a run was started with; the same settings may come again.
+
+    Raises UserError where the folder holds a run of other settings, or cannot be made.
+    """
     path = folder / SETTINGS
     text = json.dumps(settings, indent=1, sort_keys=True, default=str)
     if path.is_file():
-        known = json.loads(path.read_text("utf-8"))
+        known = read_settings(folder)
         wanted = json.loads(text)
         other = sorted(name for name in {*known, *wanted} if known.get(name) != wanted.get(name))
         if other:
@@ -152,8 +156,39 @@ def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
             )
             raise UserError(f"{folder} holds a run with other settings: {shown}; use another --out, or delete it")
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text.encode())
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text.encode())
+    except OSError as error:
+        raise UserError(f"--out {folder}: cannot be written ({error.strerror})") from None
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Hold a run's folder. Raises UserError where another process does; one that was killed holds it no longer."""
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UserError(f"{folder}: another process trains there now; wait for it, or use another --out") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """What the run in a folder was started with. Raises UserError where its run.json is damaged."""
+    path = folder / SETTINGS
+    try:
+        known = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is damaged ({error}): delete the folder to begin anew") from None
+    if not isinstance(known, dict):
+        raise UserError(f"{path} is damaged (holds no settings by name): delete the folder to begin anew")
+    return known
 
 
 def _short(value: object) -> str:

@@ -23,12 +23,14 @@ from pipeline.models.gather import Gather, ProcessGather, one_process
 from pipeline.models.losses import DrawnNegatives
 from pipeline.models.network import Losses, PairNetwork
 from pipeline.models.optimiser import adamw, lr_factor
-from pipeline.training.batches import EpochOrder, Preparer, collated, loader_of
+from pipeline.training.batches import Collated, EpochOrder, Preparer, Unreadable, collated, loader_of
 from pipeline.training.evaluate import Evaluation
 from pipeline.training.state import (
+    STATE,
     TrainingState,
     load_state,
     optimiser_tensors,
+    recovered,
     restore_optimiser,
     save_state,
     write_log,
@@ -56,7 +58,10 @@ class LoopSettings:
 
 @dataclass
 class Observers:
-    """Whom the loop tells what. step: (optimiser steps done, of how many, losses). epoch: the line of the log."""
+    """Whom the loop tells what. step: (optimiser steps done, of how many, losses). epoch: the line of the log.
+
+    unreadable: (id, why) of a sample of any process, each time that it is left out.
+    """
 
     step: Callable[[int, int, Mapping[str, float]], None] = lambda *_: None
     epoch: Callable[[Mapping[str, Any]], None] = lambda _: None
@@ -86,7 +91,8 @@ def train(
 
     validate: evaluates the network as it stands, or gives None where there is nothing to validate on; called once an
     epoch, in every process. save_weights: writes the network under a name ("last", "best"); called in the first
-    process alone. Raises UserError where an epoch has no batch or a loss is not a number (the last good state stays).
+    process alone. Raises UserError where an epoch has no batch, or where a loss or a weight is not a number (the last
+    good state stays).
     """
     from accelerate import Accelerator
     from accelerate.utils import DistributedDataParallelKwargs
@@ -94,10 +100,14 @@ def train(
     watch = observers or Observers()
     folder.mkdir(parents=True, exist_ok=True)
     accelerator = Accelerator(
+        cpu=not torch.cuda.is_available(),  # unless it is told so, Accelerate takes processes on CPUs for runs apart
         mixed_precision=settings.precision,
         gradient_accumulation_steps=settings.accumulate,
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
     )
+    if accelerator.device.type == "cuda":
+        # Sums in another order each time would end a resumed run in other weights; what has no such form only warns.
+        torch.use_deterministic_algorithms(True, warn_only=True)
     processes, rank = accelerator.num_processes, accelerator.process_index
     order = EpochOrder(len(preparer), recipe.batch_size, settings.seed, processes, rank)
     if not len(order):
@@ -111,6 +121,9 @@ def train(
     base_rates = [group["lr"] for group in optimiser.param_groups]
     steps_an_epoch = math.ceil(len(order) / settings.accumulate)
     total = steps_an_epoch * recipe.epochs
+    if accelerator.is_main_process:
+        recovered(folder / STATE)
+    accelerator.wait_for_everyone()
     progress = _restored(network, optimiser, folder)
     wrapped = accelerator.prepare_model(torch.compile(network) if settings.compile else network)
     optimiser = accelerator.prepare_optimizer(optimiser)
@@ -121,6 +134,7 @@ def train(
     log = list(progress.log)
 
     def remember(epoch: int, batch: int) -> None:
+        _check_weights(network, step, folder)
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             tensors = {f"network.{name}": each for name, each in network.state_dict().items()}
@@ -132,22 +146,28 @@ def train(
     for epoch in range(progress.epoch, recipe.epochs):
         order.epoch, order.start = epoch, progress.batch if epoch == progress.epoch else 0
         network.train()
+        unreadable: tuple[Unreadable, ...] = ()
         for number, made in enumerate(loader, order.start):
-            for each in made.unreadable:
+            usable, unreadable = _agreed(accelerator, made)
+            for each in unreadable:
                 watch.unreadable(each.id, each.why)
-            sums["left_out"] = sums.get("left_out", 0) + len(made.unreadable)
+            sums["left_out"] = sums.get("left_out", 0) + len(unreadable)
             is_last = number + 1 == len(order)
             full = (number + 1) % settings.accumulate == 0 or is_last
-            if _in_every_process(accelerator, made.batch is not None):
+            if usable:
                 torch.manual_seed(seed_of("step", settings.seed, epoch, number, rank))
                 choose = DrawnNegatives(
                     torch.Generator().manual_seed(seed_of("negatives", settings.seed, epoch, number, rank))
                 )
                 group_size = _group_size(number, len(order), settings.accumulate)
-                losses = _backward(accelerator, wrapped, made.batch, gather, choose, group_size, full)
-                _check_finite(losses, epoch, number, folder)
-                for name in LOSSES:
-                    sums[name] = sums.get(name, 0.0) + float(getattr(losses, name).detach())
+                try:
+                    losses = _backward(accelerator, wrapped, made.batch, gather, choose, group_size)
+                except UserError as error:
+                    raise UserError(f"epoch {epoch}, batch {number}: {error}; {_where_good(folder)}") from None
+                values = _mean_over_processes(accelerator, losses)
+                _check_finite(values, epoch, number, folder)
+                for name, value in values.items():
+                    sums[name] = sums.get(name, 0.0) + value
                 sums["batches"] = sums.get("batches", 0) + 1
             if full:
                 for group, rate in zip(optimiser.param_groups, base_rates, strict=True):
@@ -159,6 +179,13 @@ def train(
                 watch.step(step, total, {name: sums.get(name, 0.0) / count for name in LOSSES})
                 if settings.save_every and step % settings.save_every == 0 and not is_last:
                     remember(epoch, number + 1)
+        if not sums.get("batches"):
+            raise UserError(
+                f"epoch {epoch}: none of its {len(order)} batches had two different samples whose pictures can be read"
+                f"{f' (e.g. {unreadable[0].why})' if unreadable else ''}; mend the data, or use a larger batch"
+            )
+        _check_weights(network, step, folder)
+        _share_buffers(network, processes)
         line = _line(epoch, step, sums, base_rates[0] * lr_factor(recipe.optimiser, step, total))
         found = validate()
         if found is not None:
@@ -195,11 +222,16 @@ def _restored(network: PairNetwork, optimiser: torch.optim.Optimizer, folder: Pa
     return state
 
 
-def _in_every_process(accelerator: Any, holds: bool) -> bool:
-    """Whether something holds in all processes: a batch that one of them lacks is done by none."""
+def _agreed(accelerator: Any, made: Collated) -> tuple[bool, tuple[Unreadable, ...]]:
+    """Whether all processes have a batch (one that any of them lacks is done by none), and what they could not read."""
     if accelerator.num_processes == 1:
-        return holds
-    return bool(accelerator.gather(torch.tensor([holds], device=accelerator.device)).all())
+        return made.batch is not None, made.unreadable
+    from accelerate.utils import gather_object
+
+    own = torch.tensor([[int(made.batch is not None), len(made.unreadable)]], device=accelerator.device)
+    every = accelerator.gather(own)
+    unreadable = tuple(gather_object(list(made.unreadable))) if int(every[:, 1].sum()) else ()
+    return bool(every[:, 0].all()), unreadable
 
 
 def _group_size(number: int, batches: int, accumulate: int) -> int:
@@ -209,26 +241,54 @@ def _group_size(number: int, batches: int, accumulate: int) -> int:
 
 
 def _backward(
-    accelerator: Any, wrapped: Any, batch: Batch, gather: Gather, choose: DrawnNegatives, group_size: int, full: bool
+    accelerator: Any, wrapped: Any, batch: Batch, gather: Gather, choose: DrawnNegatives, group_size: int
 ) -> Losses:
-    """The losses of a batch, with gradients added; processes are brought together at the last batch of a step."""
-    import contextlib
+    """The losses of a batch, with gradients added.
 
-    context = contextlib.nullcontext() if full else accelerator.no_sync(wrapped)
-    with context:
-        with accelerator.autocast():
-            losses: Losses = wrapped(batch.to(accelerator.device), gather, choose)
-        accelerator.backward(losses.total * (accelerator.gradient_accumulation_steps / group_size))
+    Processes bring their gradients together at every batch, not at the last of an optimiser step alone: the last may
+    turn out to be one that no process can do.
+    """
+    with accelerator.autocast():
+        losses: Losses = wrapped(batch.to(accelerator.device), gather, choose)
+    accelerator.backward(losses.total * (accelerator.gradient_accumulation_steps / group_size))
     return losses
 
 
-def _check_finite(losses: Losses, epoch: int, number: int, folder: Path) -> None:
-    wrong = [name for name in LOSSES if not bool(torch.isfinite(getattr(losses, name)))]
+def _mean_over_processes(accelerator: Any, losses: Losses) -> dict[str, float]:
+    """The losses by name, the same in every process."""
+    values = torch.stack([getattr(losses, name).detach().float() for name in LOSSES])
+    return dict(zip(LOSSES, accelerator.reduce(values, "mean").tolist(), strict=True))
+
+
+def _share_buffers(network: PairNetwork, processes: int) -> None:
+    """Give every process the first one's running statistics, so that all validate one network."""
+    if processes > 1:
+        for buffer in network.buffers():
+            torch.distributed.broadcast(buffer, 0)
+
+
+def _check_finite(values: Mapping[str, float], epoch: int, number: int, folder: Path) -> None:
+    wrong = [name for name, value in values.items() if not math.isfinite(value)]
     if wrong:
         raise UserError(
             f"the loss {' and '.join(wrong)} is not a number at epoch {epoch}, batch {number}: lower the learning rate "
-            f"(optimiser.lr); the last good state is in {folder}"
+            f"(--set optimiser.lr=...) in another --out; {_where_good(folder)}"
         )
+
+
+def _check_weights(network: PairNetwork, step: int, folder: Path) -> None:
+    """Raises UserError rather than let weights that are not numbers take the place of good ones."""
+    for name, weights in network.named_parameters():
+        if not bool(torch.isfinite(weights).all()):
+            raise UserError(
+                f"after step {step} the weights {name} are not numbers, training has diverged: lower the learning rate "
+                f"(--set optimiser.lr=...) in another --out; {_where_good(folder)}"
+            )
+
+
+def _where_good(folder: Path) -> str:
+    place = folder / STATE
+    return f"the last good state is in {place}" if place.is_dir() else "no state was saved yet"
 
 
 def _line(epoch: int, step: int, sums: Mapping[str, float], rate: float) -> dict[str, Any]:

@@ -108,8 +108,8 @@ def test_an_accumulated_step_has_the_mean_gradient_of_its_batches():
     for times in (1, 2, 3):
         net = network(of).eval()  # no dropout, so that the same batch has the same gradient
         accelerator = Accelerator(gradient_accumulation_steps=times)
-        for number in range(times):
-            trainer._backward(accelerator, net, batch, one_process, HardestNegatives(), times, number + 1 == times)
+        for _ in range(times):
+            trainer._backward(accelerator, net, batch, one_process, HardestNegatives(), times)
         gradients.append({name: each.grad.clone() for name, each in net.named_parameters() if each.grad is not None})
         AcceleratorState._reset_state(True)
     for name, gradient in gradients[0].items():
@@ -137,7 +137,14 @@ def test_a_picture_that_cannot_be_read_costs_its_samples_and_is_counted(tmp_path
     assert made.log[0]["batches"] == 3
 
 
-def test_a_loss_that_is_not_a_number_stops_the_run_and_names_where_the_last_good_state_is(tmp_path):
+@pytest.mark.parametrize(
+    ("save_every", "said"),
+    [
+        (1, r"after step 2 the weights matching_head.*last good state is in"),
+        (0, r"loss itm.*epoch 0, batch 2.*no state"),
+    ],
+)
+def test_a_run_that_is_no_longer_numbers_stops_and_names_where_the_last_good_state_is(tmp_path, save_every, said):
     of = recipe(epochs=1)
     net = network(of)
 
@@ -146,12 +153,21 @@ def test_a_loss_that_is_not_a_number_stops_the_run_and_names_where_the_last_good
             with torch.no_grad():
                 net.matching_head.dense.weight.fill_(math.nan)
 
-    with pytest.raises(UserError, match=r"loss itm.*epoch 0, batch 2.*last good state"):
-        train(net, of, preparer(of, sample_set(16)), tmp_path, LoopSettings(save_every=1), lambda: None,
+    with pytest.raises(UserError, match=said):
+        train(net, of, preparer(of, sample_set(16)), tmp_path, LoopSettings(save_every=save_every), lambda: None,
               lambda _: None, Observers(step=ruin))  # fmt: skip
     state = load_state(tmp_path)
-    assert state is not None
-    assert state.step == 2
+    if save_every:
+        assert state is not None
+        assert state.step == 1
+        assert all(torch.isfinite(each).all() for each in state.tensors.values())
+
+
+def test_an_epoch_whose_pictures_all_fail_is_an_error_and_no_epoch_without_a_loss(tmp_path):
+    of = recipe(epochs=1)
+    data = sample_set(8, broken=tuple(range(8)))
+    with pytest.raises(UserError, match=r"epoch 0: none of its 2 batches had two different samples.*e\.g\. s00"):
+        train(network(of), of, preparer(of, data), tmp_path, LoopSettings(), lambda: None, lambda _: None)
 
 
 def test_too_few_samples_for_a_batch_are_told(tmp_path):
