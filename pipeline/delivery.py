@@ -321,6 +321,7 @@ def write_dataset(
         shared_videos=len(tally.videos["train"] & tally.videos["test"]),
         reviewed_rows=tally.reviewed,
         corrected_rows=tally.corrected,
+        content_key=str(manifest["key"]),
         warnings=_warnings(default, rejected, manifests.values()),
     )
 

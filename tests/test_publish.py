@@ -544,3 +544,17 @@ def test_a_note_without_the_cards_facts_counts_as_nothing_delivered(fresh):
     publish_build(profile, store)
     assert delivery_stands(profile, store)
     assert every_file(profile.out) == before
+
+
+def test_a_dataset_built_again_is_loaded_anew_though_the_cache_knows_its_folder(tmp_path, monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    out = f"out={tmp_path / 'out' / 'pab'}"
+    rows = []
+    for lost in ({}, {train_id(TRAIN_VIDEOS[0], "goal", 0): "keypoints"}):
+        profile, store = write_build(tmp_path / str(len(lost)), lost, [out])
+        publish_build(profile, store)
+        rows.append(len(datasets.load_dataset(str(profile.out), split="train")))
+        assert f"`{store.manifest('publish', 'all')['key']}`" in (profile.out / "README.md").read_text("utf-8")
+    assert rows[1] == rows[0] - 1
