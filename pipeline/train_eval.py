@@ -75,7 +75,11 @@ def _parser() -> argparse.ArgumentParser:
         help="the published code, faults included, or the papers' equations where they differ from it",
     )
     what.add_argument("--preset", default="auto", metavar="NAME", help="paper, small, or auto (paper with a GPU)")
-    what.add_argument("--init", metavar="WEIGHTS", help="minilm, none, xvlm16m:FILE, aptm:FILE or swin:FILE")
+    what.add_argument(
+        "--init",
+        metavar="WEIGHTS",
+        help="where to start: none (default), minilm (a text side of width 384), xvlm16m:FILE, aptm:FILE or swin:FILE",
+    )
     what.add_argument(
         "--set",
         action="append",
@@ -250,7 +254,7 @@ def _train(options: argparse.Namespace) -> int:
 
     _check_numbers(options)
     recipe, preset = recipe_of(options)
-    initial = parse_initial(options.init or ("minilm" if preset == "small" else "none"))
+    initial = parse_initial(options.init or "none")
     evaluation = _evaluation_settings(options, recipe)
     folder = run_folder(options, recipe, preset)
     _threads(options)

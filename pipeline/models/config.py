@@ -97,7 +97,7 @@ SIZES: dict[str, Size] = {
             image=ImageSize(
                 image_size=128, patch_size=8, embed_dim=48, depths=(1, 2, 1), heads=(3, 6, 12), window=4, drop_path=0.0
             ),
-            text=TextSize(width=384, heads=12, ffn_width=1536, text_layers=2, cross_layers=1),
+            text=TextSize(width=128, heads=4, ffn_width=512, text_layers=2, cross_layers=1),
             pose_heads=6,
             feature_width=256,
         ),

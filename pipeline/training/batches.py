@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,6 +26,8 @@ from pipeline.training.samples import Sample, SampleSet
 from pipeline.training.texts import Vocabulary, cleaned
 
 PAD = 0
+HELD_BYTES = 1 << 29
+"""Of decoded pictures at their final size, kept for the next epoch: a small data set is decoded once."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ class Preparer:
         self._vocabulary, self._synonyms, self._stop_words = vocabulary, synonyms, stop_words
         self._seed = seed
         self._is_continuation = continuations(vocabulary.tokens)
+        self._held: dict[tuple[Any, str], np.ndarray] = {}
         self._identities = identities_of(data.samples)
 
     def __len__(self) -> int:
@@ -131,16 +134,25 @@ class Preparer:
         """The image, its pose map where the model reads one, and whether the image was mirrored."""
         options, side = self._options, self._model.size.image.image_size
         flip = rng.random() < options.flip_prob
-        shown = read_square(self._data.picture(image, "image"), name, side)
-        array = normalised(shown, Draw(flip, self._erased(rng, side)))
+        array = normalised(self._square(image, "image", name), Draw(flip, self._erased(rng, side)))
         if not self._model.pose or pose is None:
             return array, None, flip
         pose_flip = rng.random() < options.flip_prob if options.independent or not options.shared_flip else flip
         erase = self._erased(rng, side) if options.erase_pose else None
-        pose_map = read_square(self._data.picture(pose, "pose"), f"pose map of {name}", side)
+        pose_map = self._square(pose, "pose", f"pose map of {name}")
         if pose_flip and not options.independent:
             pose_map = mirrored_pose_map(pose_map)
         return array, normalised(pose_map, Draw(pose_flip, erase)), flip
+
+    def _square(self, where: Any, column: Literal["image", "pose"], name: str) -> np.ndarray:
+        """A picture at the network's size, read-only; decoded once where there is room to keep it."""
+        held = self._held.get((where, column))
+        if held is None:
+            held = read_square(self._data.picture(where, column), name, self._model.size.image.image_size)
+            if len(self._held) * held.nbytes < HELD_BYTES:
+                held.setflags(write=False)
+                self._held[where, column] = held
+        return held
 
     def _erased(self, rng: random.Random, side: int) -> tuple[int, int, int, int] | None:
         return draw_erased_box(

@@ -17,12 +17,13 @@ INITIAL_WEIGHTS = ("none", "minilm", "xvlm16m", "aptm", "swin")
 # Pose maps go into the encoder as they are (the paper's form): the published code's two convolutions at full resolution
 # would be most of a CPU's work.
 _SMALL: dict[str, Any] = {
-    "epochs": 8,
+    "epochs": 6,
     "batch_size": 32,
-    "optimiser.lr": 6e-4,
+    "optimiser.lr": 1e-3,
     "optimiser.warmup": 0.1,
     "optimiser.schedule": "linear",
     "model.pose_conv": False,
+    "model.mlm.max_masks": 4,  # each costs a product with the whole vocabulary
 }
 
 
@@ -58,7 +59,7 @@ def parse_initial(text: str) -> InitialWeights:
     needs_file = kind in ("xvlm16m", "aptm", "swin")
     if kind not in INITIAL_WEIGHTS or needs_file != bool(colon):
         raise UserError(
-            f"--init {text}: use minilm (text side of --preset small), none, or a file of published weights: "
+            f"--init {text}: use minilm (for a text side of width 384), none, or a file of published weights: "
             "xvlm16m:FILE, aptm:FILE, swin:FILE"
         )
     return InitialWeights(kind, Path(file) if colon else None)
