@@ -321,9 +321,15 @@ def write_dataset(
         shared_videos=len(tally.videos["train"] & tally.videos["test"]),
         reviewed_rows=tally.reviewed,
         corrected_rows=tally.corrected,
-        content_key=str(manifest["key"]),
+        content_digest=_content_digest(folder),
         warnings=_warnings(default, rejected, manifests.values()),
     )
+
+
+def _content_digest(folder: Path) -> str:
+    """sha256, hex, over the names and digests of all data files: the same rows in the same files give the same."""
+    files = {path.relative_to(folder).as_posix(): file_digest(path) for path in sorted(folder.rglob("*.parquet"))}
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 
 def read_publications(store: Store) -> list[dict[str, Any]]:

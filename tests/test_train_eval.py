@@ -236,7 +236,7 @@ def _step_of(state: Path) -> int:
     [
         (("--seed", 7), "seed (42 there, 7 here)"),
         (("--fraction", 0.9), "fraction (1.0 there, 0.9 here)"),
-        (("--set", "optimiser.lr=1e-3"), "recipe ("),
+        (("--set", "optimiser.lr=5e-3"), "recipe ("),
     ],
 )
 def test_a_folder_with_a_run_of_other_settings_is_refused(cmp_run, data, capsys, other, said):

@@ -214,7 +214,7 @@ class Measured:
 @dataclass(frozen=True)
 class CardFacts:
     """All that the card says. folder: as it stands in the loading example. shared_videos: in train and in test.
-    content_key: the publish shard's; the same for the same rows.
+    content_digest: of all data files.
     """
 
     title: str
@@ -233,7 +233,7 @@ class CardFacts:
     shared_videos: int
     reviewed_rows: int
     corrected_rows: int
-    content_key: str
+    content_digest: str
     warnings: Sequence[str] = ()
 
     def rows(self, split: str) -> int:
@@ -363,8 +363,8 @@ stage comes out kept, rejected for a reason of the stage's list, or failed with 
 
 $stages
 
-Content key `$content_key`: datasets of one key hold the same rows. (It also tells the cache of `datasets`, which knows
-a folder by its name and this card, a dataset that was built again from the one before.)
+Digest of the data files: `$content_digest`. (It also tells the cache of `datasets`, which knows a folder by its name
+and this card, a dataset that was built again from the one before.)
 
 `frames` takes the middle frame before and after a video's failure. `sources` keeps captions whose subject is a person
 and joins the two of one video to the `full` caption. `generate` draws every caption several times. `keypoints` finds
@@ -454,7 +454,7 @@ def _body(facts: CardFacts, measured: Measured) -> str:
         ),
         columns=markdown_table(["column", "what it holds"], [(f"`{name}`", text) for name, text in COLUMNS.items()]),
         stages=_stages(facts),
-        content_key=facts.content_key,
+        content_digest=facts.content_digest,
         kinds=_kinds(facts),
         kinds_note="The rates of another generator and another pose estimator are not comparable one to one."
         if embedded

@@ -65,7 +65,7 @@ FACTS = CardFacts(
     shared_videos=0,
     reviewed_rows=0,
     corrected_rows=0,
-    content_key="0123abcd" * 8,
+    content_digest="0123abcd" * 8,
 )
 
 
