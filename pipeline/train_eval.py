@@ -300,7 +300,8 @@ def _train(options: argparse.Namespace) -> int:
         "synonyms": synonyms is not None,
     }
     network = build_network(recipe.model, _seed(options.seed))
-    say(initialise(network, initial))
+    start = initialise(network, initial)
+    say(start)
     check_settings(folder, about)
     words = vocabulary(recipe.model.size.max_tokens)
     preparer = Preparer(training, recipe.model, recipe.augmentation, words, synonyms, stop_words, options.seed)
@@ -311,7 +312,10 @@ def _train(options: argparse.Namespace) -> int:
         return evaluate(network, held, words, evaluation) if len(held) else None
 
     def save_weights(name: str) -> None:
-        notes = [f"Trained on {test.name}, seed {options.seed}, preset {preset}; weights of the {name} epoch."]
+        notes = [
+            f"Trained on {test.name}, seed {options.seed}, preset {preset}; weights of the {name} epoch.",
+            f"Where it started: {start}.",
+        ]
         network.save_pretrained(folder / name, recipe, notes)
 
     with alone_in(folder) if main_process else contextlib.nullcontext():

@@ -231,6 +231,12 @@ def _step_of(state: Path) -> int:
         return 0
 
 
+def test_the_card_of_the_weights_says_where_they_started_and_claims_no_published_ones(cmp_run):
+    card = (cmp_run / "last" / "README.md").read_text("utf-8")
+    assert "Where it started: nothing was pretrained" in card
+    assert "xvlm16m" not in card
+
+
 @pytest.mark.parametrize(
     ("other", "said"),
     [

@@ -134,7 +134,7 @@ def model_card(network: Pretrained, recipe: Recipe | None, notes: Sequence[str] 
         "",
     ]
     if recipe:
-        lines += [f"Recipe `{recipe.name}`: weights from `{recipe.init}`, {recipe.epochs} epochs.", ""]
+        lines += [f"Recipe `{recipe.name}`, {recipe.epochs} epochs.", ""]
         lines += published_table(recipe.rows)
     lines += [f"- {note}" for note in notes]
     lines += [
