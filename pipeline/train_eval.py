@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pipeline.models.config import Recipe
     from pipeline.training.evaluate import Evaluation, EvaluationSettings
     from pipeline.training.samples import Sample, SampleSet
+    from pipeline.training.trainer import Clock
 
 DEFAULT_DATA = "./out/pab"
 WEIGHTS = ("last", "best")
@@ -32,6 +33,7 @@ Several processes, each with its share of every batch's samples (--batch-size is
   torchrun --nproc-per-node 2 -m pipeline.train_eval --model seda          (also on CPUs)
 """
 UNREADABLE = "unreadable.jsonl"
+TIMES = "times.json"
 _SEED_OF_WEIGHTS = "weights"
 
 
@@ -47,6 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             if options.checkpoint is None:
                 raise UserError("--evaluate wants --checkpoint FOLDER, e.g. runs/seda-small-seed42/best")
             return _evaluate_only(options)
+        if options.export_published is not None:
+            return _export(options)
+        if options.import_published is not None:
+            return _import(options)
         return _train(options)
 
     return cli.guarded(run)
@@ -114,6 +120,19 @@ def _parser() -> argparse.ArgumentParser:
     judged.add_argument("--checkpoint", type=Path, metavar="FOLDER", help="weights that save_pretrained wrote")
     judged.add_argument("--fusion", metavar="KIND", help="single, itm_only, linear:WEIGHT or ref_world:PROCESSES")
     judged.add_argument("--top-k", type=int, help="candidates a query that are matched (default: 128)")
+    named = parser.add_argument_group("published names")
+    named.add_argument(
+        "--export-published",
+        type=Path,
+        metavar="FILE",
+        help="only write --checkpoint under the published code's names: .safetensors, or .pth, which that code reads",
+    )
+    named.add_argument(
+        "--import-published",
+        type=Path,
+        metavar="FILE",
+        help="only turn a published checkpoint of --model into a folder --out that --evaluate takes",
+    )
     return parser
 
 
@@ -250,8 +269,9 @@ def _train(options: argparse.Namespace) -> int:
     from pipeline.training.results import write_curves
     from pipeline.training.state import alone_in, check_settings
     from pipeline.training.texts import vocabulary
-    from pipeline.training.trainer import LoopSettings, train
+    from pipeline.training.trainer import Clock, LoopSettings, train
 
+    clock = Clock()
     _check_numbers(options)
     recipe, preset = recipe_of(options)
     initial = parse_initial(options.init or "none")
@@ -277,8 +297,14 @@ def _train(options: argparse.Namespace) -> int:
         f"epoch on, {len(test)} to test on; {recipe.epochs} epochs, {recipe.batch_size} a batch"
         f"{f' in each of {processes} processes' if processes > 1 else ''}"
     )
-    for problem in (*training.problems, *test.problems, *_without_parts(training, recipe)):
-        say(f"note: {problem}")
+    notes = (
+        *training.problems,
+        *test.problems,
+        *_without_parts(training, recipe),
+        *_other_start(options, recipe, preset),
+    )
+    for note in notes:
+        say(f"note: {note}")
     synonyms, stop_words = _synonyms(recipe, say)
     held = _held_out(validation, say)
     if options.dry_run:
@@ -319,7 +345,7 @@ def _train(options: argparse.Namespace) -> int:
         network.save_pretrained(folder / name, recipe, notes)
 
     with alone_in(folder) if main_process else contextlib.nullcontext():
-        watch = _Watch(folder, recipe.epochs, main_process)
+        watch = _Watch(folder, recipe.epochs, main_process, clock)
         try:
             trained = train(network, recipe, preparer, folder, settings, validate, save_weights, watch.observers())
         finally:
@@ -332,7 +358,19 @@ def _train(options: argparse.Namespace) -> int:
         for name in WEIGHTS:
             if (folder / name).is_dir():
                 _judge(folder / name, folder / EVALUATION / name, test, evaluation, {"weights": name, **_who(about)})
+        clock.lap("evaluation")
+        _tell_times(folder, clock.seconds)
     return cli.DONE
+
+
+def _tell_times(folder: Path, seconds: Mapping[str, float]) -> None:
+    """Where this process's time went, in words and in the run's folder. A run that was resumed counts from there."""
+    from pipeline.core.store import write_atomically
+
+    parts = ", ".join(f"{what} {100 * spent / sum(seconds.values()):.0f} %" for what, spent in seconds.items())
+    print(f"\n{sum(seconds.values()):.0f} s: {parts}")
+    told = {what: round(spent, 1) for what, spent in seconds.items()}
+    write_atomically(folder / TIMES, (json.dumps(told, indent=1) + "\n").encode())
 
 
 def _sets(options: argparse.Namespace, recipe: Recipe, processes: int) -> tuple[SampleSet, SampleSet, SampleSet]:
@@ -372,8 +410,55 @@ def _evaluate_only(options: argparse.Namespace) -> int:
     else:
         settings = _evaluation_settings(options, run[0])
         about = {"weights": checkpoint.name, **_who(run[1]), "data": test.name}
-    folder = options.out or checkpoint.parent / EVALUATION / checkpoint.name
+    folder = options.out or _folder_alone(checkpoint, test, settings)
     _judge(checkpoint, folder, test, settings, about)
+    return cli.DONE
+
+
+def _folder_alone(checkpoint: Path, test: SampleSet, settings: EvaluationSettings) -> Path:
+    """Where the results of weights that are evaluated by themselves go: a place for each data and way of scoring, and
+    never that of the run's own figures."""
+    told = f"{_digest_of(test)} {settings.fusion.name} {settings.top_k}"
+    digest = hashlib.sha256(told.encode()).hexdigest()[:8]
+    return checkpoint.parent / EVALUATION / f"{checkpoint.resolve().name}-{settings.fusion.kind}-{digest}"
+
+
+def _export(options: argparse.Namespace) -> int:
+    """A checkpoint under the published names."""
+    from pipeline.models.build import load_network
+    from pipeline.models.published import write_published
+
+    if options.checkpoint is None:
+        raise UserError("--export-published wants --checkpoint FOLDER, e.g. runs/seda-paper-seed42/best")
+    write_published(load_network(options.checkpoint), options.export_published)
+    print(f"wrote {options.export_published}")
+    return cli.DONE
+
+
+def _import(options: argparse.Namespace) -> int:
+    """Published weights as a folder of this project."""
+    from pipeline.models.build import build_network
+    from pipeline.models.pretrained import CONFIG_FILE
+    from pipeline.models.published import load_published
+
+    if options.out is None:
+        raise UserError("--import-published wants --out FOLDER, for the weights by this project's names")
+    if (options.out / CONFIG_FILE).exists():
+        raise UserError(f"--out {options.out}: weights are there already; use another folder")
+    if options.preset == "auto":
+        options.preset = "paper"  # that of all published weights, whatever this machine has
+    recipe, _ = recipe_of(options)
+    network = build_network(recipe.model, _seed(options.seed))
+    found = load_published(network, options.import_published)
+    if found.missing:
+        raise UserError(
+            f"{options.import_published}: has no {found.missing[0]} (and {len(found.missing) - 1} more), so it is no "
+            f"whole checkpoint of {recipe.name}; to start training from it, see --init"
+        )
+    network.save_pretrained(options.out, recipe, [f"Converted from {options.import_published.name}, not trained here."])
+    print(f"wrote {options.out}")
+    if found.ignored:
+        print(f"note: {len(found.ignored)} weights have no place in {recipe.name}, e.g. {found.ignored[0]}")
     return cli.DONE
 
 
@@ -491,6 +576,16 @@ def _without_parts(data: SampleSet, recipe: Recipe) -> list[str]:
     return [f"{data.name}: no caption has parts (annotation/train_decouple), so that the whole caption stands for each"]
 
 
+def _other_start(options: argparse.Namespace, recipe: Recipe, preset: str) -> list[str]:
+    """That the paper's run began elsewhere, where its size is trained from nothing because nobody said otherwise."""
+    if preset != "paper" or options.init is not None or recipe.init == "none":
+        return []
+    return [
+        f"the paper's {recipe.name} started from {recipe.init}'s weights, this run starts at random: pass "
+        f"--init {recipe.init}:FILE for the same start"
+    ]
+
+
 def _records(count: int) -> str:
     return "one record" if count == 1 else f"{count} records"
 
@@ -578,8 +673,8 @@ def _held_out(validation: SampleSet, say: Callable[[str], None]) -> SampleSet:
 class _Watch:
     """A bar with ETA on a terminal, a line an epoch, and TensorBoard's file."""
 
-    def __init__(self, folder: Path, epochs: int, shown: bool) -> None:
-        self._folder, self._epochs, self._shown = folder, epochs, shown
+    def __init__(self, folder: Path, epochs: int, shown: bool, clock: Clock) -> None:
+        self._folder, self._epochs, self._shown, self._clock = folder, epochs, shown, clock
         self._bar = cli.Bar("training", unit="steps")
         self._board: Any = None
         self._told: set[str] | None = None
@@ -587,7 +682,9 @@ class _Watch:
     def observers(self) -> Any:
         from pipeline.training.trainer import Observers
 
-        return Observers(step=self._step, epoch=self._epoch, unreadable=self._unreadable) if self._shown else None
+        if not self._shown:
+            return None
+        return Observers(step=self._step, epoch=self._epoch, unreadable=self._unreadable, clock=self._clock)
 
     def close(self) -> None:
         self._bar.close()

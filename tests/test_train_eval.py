@@ -194,6 +194,62 @@ def test_weights_of_a_mode_are_evaluated_alone_in_the_mode_they_were_trained_in(
     assert metrics_of(tmp_path / "alone") == metrics_of(tmp_path / "run" / "evaluation" / "last")
 
 
+def test_weights_evaluated_alone_leave_the_figures_of_their_run_and_each_way_of_scoring_has_its_folder(cmp_run, data):
+    own = cmp_run / "evaluation" / "best" / "metrics.json"
+    before = own.read_bytes()
+    folders = {path.name for path in (cmp_run / "evaluation").iterdir()}
+    alone = ("--evaluate", "--checkpoint", cmp_run / "best", "--data", data, "--threads", 1)
+    assert run(*alone, "--top-k", 2) == run(*alone, "--fusion", "itm_only") == 0
+    assert own.read_bytes() == before
+    more = sorted({path.name for path in (cmp_run / "evaluation").iterdir()} - folders)
+    assert len(more) == 2
+    assert metrics_of(cmp_run / "evaluation" / more[0])["fusion"] == "itm_only"
+    assert metrics_of(cmp_run / "evaluation" / more[1])["candidates"] == 2
+
+
+# --- published names
+
+
+@pytest.mark.parametrize("ending", ["pth", "safetensors"])
+def test_weights_go_out_under_the_published_names_and_come_back_the_same(seda_run, tmp_path, ending):
+    import torch
+
+    from pipeline.models.published import read_checkpoint
+
+    file = tmp_path / f"seda.{ending}"
+    assert run("--export-published", file, "--checkpoint", seda_run / "best") == 0
+    if ending == "pth":
+        assert set(torch.load(file, weights_only=True)) == {"model"}
+    assert "vision_encoder.patch_embed.proj.weight" in read_checkpoint(file)
+    back = ("--model", "seda", *TINY, "--set", "model.pose_conv=false", "--out", tmp_path / "back")
+    assert run("--import-published", file, *back) == 0
+    assert weights_of(tmp_path / "back") == weights_of(seda_run / "best")
+
+
+def test_weights_that_cannot_be_converted_are_refused(cmp_run, tmp_path, capsys):
+    from safetensors.torch import save_file
+
+    from pipeline.models.published import read_checkpoint
+
+    checkpoint = ("--checkpoint", cmp_run / "best")
+    assert "are written as .safetensors or .pth" in refused(
+        capsys, "--export-published", tmp_path / "a.bin", *checkpoint
+    )
+    assert "wants --checkpoint FOLDER" in refused(capsys, "--export-published", tmp_path / "a.pth")
+    file = tmp_path / "cmp.pth"
+    assert run("--export-published", file, *checkpoint) == 0
+    assert "wants --out FOLDER" in refused(capsys, "--import-published", file)
+    weights = read_checkpoint(file)
+    del weights["itm_head.0.weight"]
+    save_file({name: each.clone() for name, each in weights.items()}, tmp_path / "part.safetensors")
+    part = ("--import-published", tmp_path / "part.safetensors", *TINY, "--out", tmp_path / "b")
+    assert "has no matching_head.dense.weight (and 0 more), so it is no whole checkpoint of cmp" in refused(
+        capsys, *part
+    )
+    assert not (tmp_path / "b").exists()
+    assert "weights are there already" in refused(capsys, "--import-published", file, *TINY, "--out", cmp_run / "best")
+
+
 # --- resume
 
 
@@ -304,6 +360,16 @@ def test_a_dry_run_says_what_it_would_do_and_writes_nothing(data, tmp_path, caps
     assert "12 samples to train on, 6 of other sources" in said
     assert f"would write to {folder}" in said
     assert not folder.exists()
+
+
+def test_the_papers_size_without_initial_weights_says_where_the_paper_started(data, tmp_path, capsys):
+    options = ("--data", data, "--preset", "paper", "--set", "batch_size=4", "--out", tmp_path / "run", "--dry-run")
+    assert run(*options) == 0
+    assert (
+        "started from xvlm16m's weights, this run starts at random: pass --init xvlm16m:FILE" in capsys.readouterr().out
+    )
+    assert run(*options, "--init", "none") == 0
+    assert "started from" not in capsys.readouterr().out
 
 
 def test_options_are_changed_one_by_one_by_groups_and_in_words_that_yaml_takes_for_truth_values():

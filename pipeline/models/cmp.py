@@ -41,6 +41,11 @@ class CMP(PairNetwork):
         feature: Tensor = self.text_projection(pooled(hidden, mask, self.options.pool, True))
         return feature
 
+    @property
+    def padding_counts(self) -> bool:
+        """Whether a text's feature depends on its padding."""
+        return self.options.pool == "p3"
+
     def forward(self, batch: Batch, gather: Gather, choose: NegativeChooser) -> Losses:
         """L = L_itc + L_itm + L_mlm of one step, augmented captions weighted by `eda_weight`."""
         tokens = self.step_images(batch)

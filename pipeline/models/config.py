@@ -95,10 +95,10 @@ SIZES: dict[str, Size] = {
         Size(
             name="small",
             image=ImageSize(
-                image_size=128, patch_size=8, embed_dim=48, depths=(1, 2, 1), heads=(3, 6, 12), window=4, drop_path=0.0
+                image_size=128, patch_size=8, embed_dim=32, depths=(1, 2, 1), heads=(2, 4, 8), window=4, drop_path=0.0
             ),
-            text=TextSize(width=128, heads=4, ffn_width=512, text_layers=2, cross_layers=1),
-            pose_heads=6,
+            text=TextSize(width=96, heads=4, ffn_width=384, text_layers=2, cross_layers=1, dropout=0.0),
+            pose_heads=4,
             feature_width=256,
         ),
         Size(

@@ -71,14 +71,20 @@ class MatchingTerm:
 
 
 class Texts:
-    """All texts of a step, encoded in one pass; each group keeps its rows.
+    """All texts of a step, encoded together; each group keeps its rows.
 
-    Groups share one length L.
+    Groups share one length L: that of their ids, or, `trimmed`, that of the longest text, groups of short texts being
+    encoded apart and filled with zeros, which the mask hides. Trimming is for networks in which padding counts for
+    nothing.
     """
 
-    def __init__(self, encoder: TextEncoder, groups: Mapping[str, Tokens]) -> None:
+    def __init__(self, encoder: TextEncoder, groups: Mapping[str, Tokens], trimmed: bool = False) -> None:
         self.mask = torch.cat([each.mask for each in groups.values()])
-        self.hidden = encoder(torch.cat([each.ids for each in groups.values()]), self.mask)
+        ids = torch.cat([each.ids for each in groups.values()])
+        if trimmed:
+            self.hidden, self.mask = _encoded_trimmed(encoder, ids, self.mask, [len(e.ids) for e in groups.values()])
+        else:
+            self.hidden = encoder(ids, self.mask)
         self._starts: dict[str, int] = {}
         self._counts = {name: len(each.ids) for name, each in groups.items()}
         start = 0
@@ -100,6 +106,23 @@ class Texts:
     def mask_of(self, group: str) -> Tensor:
         """(B, L) of a group."""
         return self.mask[self._starts[group] : self._starts[group] + self._counts[group]]
+
+
+def _encoded_trimmed(encoder: TextEncoder, ids: Tensor, mask: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Hidden states (T, L, D) and mask (T, L) of groups of `counts` texts each, L being the longest text's length."""
+    group_lengths = [int(each.any(dim=0).sum()) for each in mask.split(list(counts))]
+    longest = max(group_lengths)
+    short = torch.tensor([2 * length <= longest for length in group_lengths], device=ids.device)
+    is_short = short.repeat_interleave(torch.tensor(counts, device=ids.device))
+    if not bool(is_short.any()):
+        return encoder(ids[:, :longest], mask[:, :longest]), mask[:, :longest]
+    width = max(length for length in group_lengths if 2 * length <= longest)
+    long_rows, short_rows = (~is_short).nonzero()[:, 0], is_short.nonzero()[:, 0]
+    long = encoder(ids[long_rows, :longest], mask[long_rows, :longest])
+    cut = encoder(ids[short_rows, :width], mask[short_rows, :width])
+    filled = torch.nn.functional.pad(cut, (0, 0, 0, longest - width))
+    order = torch.cat([long_rows, short_rows]).argsort()
+    return torch.cat([long, filled]).index_select(0, order), mask[:, :longest]
 
 
 class PairNetwork(Pretrained):
@@ -129,6 +152,11 @@ class PairNetwork(Pretrained):
 
     def text_feature(self, hidden: Tensor, mask: Tensor) -> Tensor:
         """(B, L, D), (B, L) -> (B, F), not yet of length 1."""
+        raise NotImplementedError
+
+    @property
+    def padding_counts(self) -> bool:
+        """Whether a text's feature depends on its padding; where not, texts are cut after their last real token."""
         raise NotImplementedError
 
     # -- encoding and matching, as retrieval uses them -----------------------------------------------------------------
@@ -211,7 +239,7 @@ class PairNetwork(Pretrained):
             groups["masked"] = Tokens(batch.masked.ids, batch.captions.mask)
         if batch.hard is not None and self.options.ihnm != "off":
             groups["hard"] = batch.hard.captions
-        return Texts(self.text_encoder, {**groups, **(more or {})})
+        return Texts(self.text_encoder, {**groups, **(more or {})}, trimmed=not self.padding_counts)
 
     def contrast(self, images: Tensor, texts: Tensor, identities: Tensor) -> Tensor:
         """CMP's contrastive loss with this network's temperature; gathered rows of length 1."""

@@ -89,13 +89,6 @@ def lr_factor(options: OptimiserOptions, step: int, total_steps: int) -> float:
     return falling * (1.0 if step < 4 * warmup else 0.5 if step < 7 * warmup else 0.2)
 
 
-def lr_schedule(
-    optimiser: torch.optim.Optimizer, options: OptimiserOptions, total_steps: int
-) -> torch.optim.lr_scheduler.LambdaLR:
-    """`lr_factor` as a scheduler to be stepped after every optimiser step."""
-    return torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: lr_factor(options, step, total_steps))
-
-
 def parameter_count(network: nn.Module) -> int:
     """How many numbers the network learns; a tied matrix counts once."""
     return sum(parameter.numel() for parameter in network.parameters())

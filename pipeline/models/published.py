@@ -5,6 +5,7 @@ Files from outside are read as tensors only: no pickled code runs.
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pipeline.core.errors import UserError
+from pipeline.core.store import write_atomically
 from pipeline.models.config import ImageSize
 from pipeline.models.network import PairNetwork
 from pipeline.models.pretrained import read_tensors
@@ -110,6 +112,27 @@ def to_published(network: PairNetwork) -> dict[str, Tensor]:
     weights[_DECODER_BIAS] = weights[_HEAD_BIAS]
     weights["text_encoder.bert.embeddings.position_ids"] = torch.arange(network.options.size.text.max_positions)[None]
     return weights | _swin_buffers(network.options.size.image)
+
+
+def write_published(network: PairNetwork, path: Path) -> None:
+    """Writes `to_published` to a file: `.safetensors`, or `.pth` with the weights under "model", as the published code
+    reads them. UserError for another ending, or where the file cannot be written."""
+    from safetensors.torch import save
+
+    weights = {name: each.detach().cpu().contiguous() for name, each in sorted(to_published(network).items())}
+    if path.suffix == ".safetensors":
+        content = save({name: each.clone() for name, each in weights.items()}, metadata={"format": "pt"})
+    elif path.suffix == ".pth":
+        buffer = io.BytesIO()
+        torch.save({"model": weights}, buffer)
+        content = buffer.getvalue()
+    else:
+        raise UserError(f"{path}: weights are written as .safetensors or .pth")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror})") from None
 
 
 def read_weights(network: PairNetwork, weights: Mapping[str, Tensor], source: str = "weights") -> Loaded:

@@ -46,6 +46,11 @@ class SeDA(PairNetwork):
         feature: Tensor = self.text_projection(self._joined(hidden, self.text_factors(hidden, mask)))
         return feature
 
+    @property
+    def padding_counts(self) -> bool:
+        """Whether a text's feature depends on its padding."""
+        return not self.options.stp.mask_pad
+
     def _image_feature(self, factors: Tensor) -> Tensor:
         feature: Tensor = self.image_projection(factors[:, self._kept].flatten(1))
         return feature

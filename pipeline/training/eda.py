@@ -6,6 +6,7 @@ is passed in, and no set is walked in hash order: the same seed gives the same t
 
 from __future__ import annotations
 
+import os
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ ALPHA = 0.1
 
 _TRIES = 10
 _SWAP_TRIES = 4
-_WORDNET_FOLDERS = (Path("/usr/share/wordnet"), Path("/usr/local/share/wordnet"))
+_WORDNET_FOLDERS = ("/usr/share/wordnet", "/usr/local/share/wordnet", "/usr/share/nltk_data/corpora/wordnet")
 _PARTS_OF_SPEECH = ("noun", "verb", "adj", "adv")
 
 Synonyms = Mapping[str, Sequence[str]]
@@ -101,8 +102,11 @@ def delete_words(words: Sequence[str], chance: float, rng: random.Random) -> lis
 
 
 def wordnet_folder() -> Path | None:
-    """Where WordNet's own files are on this machine (Debian: package wordnet-base), or None."""
-    return next((folder for folder in _WORDNET_FOLDERS if (folder / "index.noun").is_file()), None)
+    """Where WordNet's own files are on this machine, or None: in $WNSEARCHDIR, where that is set (as WordNet's programs
+    have it), or where Debian's wordnet-base or NLTK's download put them."""
+    told = os.environ.get("WNSEARCHDIR")
+    folders = (told,) if told else (*_WORDNET_FOLDERS, Path.home() / "nltk_data" / "corpora" / "wordnet")
+    return next((Path(folder) for folder in folders if (Path(folder) / "data.noun").is_file()), None)
 
 
 def wordnet_synonyms(folder: Path) -> Synonyms:

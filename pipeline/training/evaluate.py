@@ -47,6 +47,7 @@ class EvaluationSettings:
     """top_k: candidates a query that the matching head sees. image_chunk, text_chunk, pair_chunk: how many at once.
 
     held_tokens: bytes of image tokens that may be kept between the two passes; beyond it images are encoded twice.
+    Kept as float32: rounded, scores would depend on which images were kept.
     """
 
     top_k: int = 128
@@ -54,7 +55,7 @@ class EvaluationSettings:
     image_chunk: int = 22
     text_chunk: int = 150
     pair_chunk: int = 256
-    held_tokens: int = 1 << 30
+    held_tokens: int = 3 << 30
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,9 @@ from pipeline.core.pose import OPENPOSE_18, OPENPOSE_COLORS, OPENPOSE_LIMBS
 MEAN = np.array([0.48145466, 0.4578275, 0.40821073], dtype=np.float32)
 STD = np.array([0.26862954, 0.26130258, 0.27577711], dtype=np.float32)
 
+_NORMALISED = ((np.arange(256, dtype=np.float32)[:, None] / 255 - MEAN) / STD).T.copy()
+"""(3, 256): what each value of each channel becomes."""
+
 _ERASE_TRIES = 100
 
 _SATURATED = 40
@@ -32,12 +35,22 @@ def read_square(data: bytes, name: str, side: int) -> np.ndarray:
 
     A JPEG is decoded at the smallest of its scales whose shorter side is not below `side`.
     """
-    from PIL import Image
-
     image = read_image(data, name, least_side=side)
-    if image.shape[:2] == (side, side):
-        return image
-    return np.asarray(Image.fromarray(image).resize((side, side), Image.Resampling.BICUBIC))
+    return image if image.shape[:2] == (side, side) else resized(image, side)
+
+
+def resized(image: np.ndarray, side: int) -> np.ndarray:
+    """uint8 (side, side, 3) of a uint8 (H, W, 3): Pillow's bicubic, rows first, within 2 of 255, several times faster.
+
+    torch rounds its weights to fewer bits. Pillow itself may take columns first, which differs where an overshoot is
+    cut off between the two. In memory the three colours lie behind each other, the way `normalised` wants them.
+    """
+    import torch
+    from torch.nn.functional import interpolate
+
+    planes = torch.from_numpy(image).permute(2, 0, 1)[None]
+    found = interpolate(planes, (side, side), mode="bicubic", antialias=True)
+    return found[0].permute(1, 2, 0).numpy()
 
 
 @dataclass(frozen=True)
@@ -75,11 +88,11 @@ def draw_erased_box(
 def normalised(image: np.ndarray, draw: Draw = Draw()) -> np.ndarray:
     """float32 (3, side, side) of a uint8 picture, after its draw; what is erased is 0, the mean colour."""
     shown = image[:, ::-1] if draw.flip else image
-    array = (shown.astype(np.float32) / 255 - MEAN) / STD
+    array = np.stack([np.take(_NORMALISED[channel], shown[:, :, channel]) for channel in range(3)])
     if draw.erase is not None:
         top, left, bottom, right = draw.erase
-        array[top:bottom, left:right] = 0
-    return np.ascontiguousarray(array.transpose(2, 0, 1))
+        array[:, top:bottom, left:right] = 0
+    return array
 
 
 def mirrored_pose_map(pose_map: np.ndarray) -> np.ndarray:
@@ -90,9 +103,10 @@ def mirrored_pose_map(pose_map: np.ndarray) -> np.ndarray:
     blurred edge of a joint, where strength says nothing, a pixel may get a limb's hue.
     """
     found = pose_map.copy()
-    pixels = pose_map.reshape(-1, 3).astype(np.int16)
-    largest = pixels.max(axis=1)
-    painted = np.flatnonzero(largest - pixels.min(axis=1) >= _SATURATED)
+    pixels = pose_map.reshape(-1, 3)
+    red, green, blue = pixels[:, 0], pixels[:, 1], pixels[:, 2]
+    largest = np.maximum(np.maximum(red, green), blue)
+    painted = np.flatnonzero(largest - np.minimum(np.minimum(red, green), blue) >= _SATURATED)
     if not len(painted):
         return found
     hues, joints, limbs = _swapped_hues()

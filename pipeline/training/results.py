@@ -17,6 +17,7 @@ from pipeline.training.evaluate import Evaluation, Ranking
 from pipeline.training.samples import Sample, SampleSet
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from PIL import Image, ImageDraw
 
 METRICS, RANKINGS, PAGE, CURVES = "metrics.json", "rankings.parquet", "examples.png", "curves.png"
@@ -205,8 +206,17 @@ def write_curves(folder: Path, log: Sequence[Mapping[str, Any]]) -> Path | None:
     """Losses and validation figures by epoch as a PNG. Returns the path; None where there is no epoch."""
     if not log:
         return None
+    buffer = io.BytesIO()
+    curves_figure(log).savefig(buffer, format="png", dpi=110, metadata={"Software": None})
+    write_atomically(folder / CURVES, buffer.getvalue())
+    return folder / CURVES
+
+
+def curves_figure(log: Sequence[Mapping[str, Any]]) -> Figure:
+    """The losses and, beside them, the validation figures of the log's epochs, counted from 1."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     FigureCanvasAgg(figure)
@@ -223,7 +233,6 @@ def write_curves(folder: Path, log: Sequence[Mapping[str, Any]]) -> Path | None:
     measures.set(title="validation (%)", xlabel="epoch", ylim=(0, 100))
     if measures.lines:
         measures.legend()
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110, metadata={"Software": None})
-    write_atomically(folder / CURVES, buffer.getvalue())
-    return folder / CURVES
+    for axes in (losses, measures):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))  # no epoch ends between two
+    return figure

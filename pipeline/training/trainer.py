@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,6 +57,20 @@ class LoopSettings:
     workers: int = 0
 
 
+class Clock:
+    """Where the time of this process goes, seconds by what was done; not in the log, which is the same every time."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._since = time.perf_counter()
+
+    def lap(self, what: str) -> None:
+        """All time since the last lap went into `what`."""
+        now = time.perf_counter()
+        self.seconds[what] = self.seconds.get(what, 0.0) + now - self._since
+        self._since = now
+
+
 @dataclass
 class Observers:
     """Whom the loop tells what. step: (optimiser steps done, of how many, losses). epoch: the line of the log.
@@ -66,6 +81,7 @@ class Observers:
     step: Callable[[int, int, Mapping[str, float]], None] = lambda *_: None
     epoch: Callable[[Mapping[str, Any]], None] = lambda _: None
     unreadable: Callable[[str, str], None] = lambda *_: None
+    clock: Clock = field(default_factory=Clock)
 
 
 @dataclass
@@ -95,7 +111,6 @@ def train(
     good state stays).
     """
     from accelerate import Accelerator
-    from accelerate.utils import DistributedDataParallelKwargs
 
     watch = observers or Observers()
     folder.mkdir(parents=True, exist_ok=True)
@@ -103,7 +118,6 @@ def train(
         cpu=not torch.cuda.is_available(),  # unless it is told so, Accelerate takes processes on CPUs for runs apart
         mixed_precision=settings.precision,
         gradient_accumulation_steps=settings.accumulate,
-        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
     )
     if accelerator.device.type == "cuda":
         # Sums in another order each time would end a resumed run in other weights; what has no such form only warns.
@@ -147,7 +161,9 @@ def train(
         order.epoch, order.start = epoch, progress.batch if epoch == progress.epoch else 0
         network.train()
         unreadable: tuple[Unreadable, ...] = ()
+        watch.clock.lap("starting" if epoch == progress.epoch else "saving")
         for number, made in enumerate(loader, order.start):
+            watch.clock.lap("batches")
             usable, unreadable = _agreed(accelerator, made)
             for each in unreadable:
                 watch.unreadable(each.id, each.why)
@@ -177,8 +193,11 @@ def train(
                 step += 1
                 count = max(1, sums.get("batches", 0))
                 watch.step(step, total, {name: sums.get(name, 0.0) / count for name in LOSSES})
+                watch.clock.lap("steps")
                 if settings.save_every and step % settings.save_every == 0 and not is_last:
                     remember(epoch, number + 1)
+                    watch.clock.lap("saving")
+            watch.clock.lap("steps")
         if not sums.get("batches"):
             raise UserError(
                 f"epoch {epoch}: none of its {len(order)} batches had two different samples whose pictures can be read"
@@ -187,7 +206,9 @@ def train(
         _check_weights(network, step, folder)
         _share_buffers(network, processes)
         line = _line(epoch, step, sums, base_rates[0] * lr_factor(recipe.optimiser, step, total))
+        watch.clock.lap("steps")
         found = validate()
+        watch.clock.lap("validation")
         if found is not None:
             line |= {f"validation_{name}": value for name, value in figures_of(found).items()}
         measure = (line.get("validation_R@1", 0.0), line.get("validation_mAP", 0.0)) if found is not None else None
@@ -203,6 +224,7 @@ def train(
             write_log(folder, tuple(log))
         watch.epoch(line)
         remember(epoch + 1, 0)
+    watch.clock.lap("saving")
     trained.log = log
     trained.best_epoch = next((line["epoch"] for line in reversed(log) if line.get("best")), None)
     trained.left_out = int(sum(line["left_out"] for line in log))
@@ -317,4 +339,4 @@ def figures_of(found: Evaluation) -> dict[str, float]:
     return figures
 
 
-__all__ = ["LoopSettings", "Observers", "Trained", "figures_of", "train"]
+__all__ = ["Clock", "LoopSettings", "Observers", "Trained", "figures_of", "train"]

@@ -1,16 +1,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import pad
 
 from pipeline.core.errors import UserError
+from pipeline.models.batch import Tokens
+from pipeline.models.config import FACTORS
 from pipeline.models.gather import one_process
 from pipeline.models.losses import DrawnNegatives, HardestNegatives
 from pipeline.models.network import Losses, PairNetwork
 from pipeline.models.recipes import RECIPES
-from tests.models.small import NO_DROPOUT, small_batch, small_network
+from tests.models.small import NO_DROPOUT, small_batch, small_network, small_tokens
 
 HARDEST = HardestNegatives()
 
@@ -158,6 +162,50 @@ def test_gradient_checkpointing_leaves_a_step_as_it_is():
         assert torch.allclose(gradient, gradients[1][name], atol=1e-4), name
 
 
+def padded(tokens: Tokens, length: int = 13) -> Tokens:
+    width = (0, length - tokens.ids.shape[1])
+    return Tokens(pad(tokens.ids, width), pad(tokens.mask, width))
+
+
+@pytest.mark.parametrize(
+    ("model", "changes"), [("cmp", {"pool": "avg_cls"}), ("seda", {"stp.mask_pad": True})], ids=["cmp", "seda"]
+)
+def test_texts_cut_at_their_last_real_token_give_the_same_step_where_padding_counts_for_nothing(
+    model, changes, monkeypatch
+):
+    """The parts of a caption are much shorter than it is, so that they are encoded apart."""
+    generator = torch.Generator().manual_seed(3)
+    plain = small_batch()
+    full = Tokens(plain.captions.ids, torch.ones_like(plain.captions.mask))
+    batch = replace(
+        plain,
+        captions=padded(full),
+        augmented=padded(plain.augmented),
+        hard=replace(plain.hard, captions=padded(plain.hard.captions)),
+        masked=replace(plain.masked, ids=pad(plain.masked.ids, (0, 3))),
+        parts={factor: padded(small_tokens(4, generator, 4), 13) for factor in FACTORS},
+    )
+    lengths, found = [], []
+    for counts in (False, True):
+        network = small_network(model, **NO_DROPOUT, **changes).train()
+        assert not network.padding_counts
+        monkeypatch.setattr(type(network), "padding_counts", counts)
+        encoder = network.text_encoder.forward
+        network.text_encoder.forward = lambda ids, mask, encoder=encoder, counts=counts: (
+            lengths.append((counts, ids.shape[1])) or encoder(ids, mask)
+        )
+        losses = losses_of(network, batch)
+        losses.total.backward()
+        gradients = {name: each.grad for name, each in network.named_parameters()}
+        found.append((losses.terms, gradients))
+        monkeypatch.undo()
+    assert lengths == [(False, 10), *([(False, 4)] if model == "seda" else []), (True, 13)]
+    for (name, one), other in zip(found[0][0].items(), found[1][0].values(), strict=True):
+        assert torch.allclose(one, other, atol=1e-5), name
+    for name, gradient in found[0][1].items():
+        assert torch.allclose(gradient, found[1][1][name], atol=1e-4), name
+
+
 def test_retrieval_scores_do_not_depend_on_how_texts_and_images_are_grouped():
     network, batch = small_network(), small_batch(4)
     with torch.no_grad():
@@ -193,3 +241,25 @@ def test_a_step_under_bfloat16_is_near_the_one_in_float32():
     assert rounded.total.dtype == torch.float32
     for name, loss in exact.terms.items():
         assert float(rounded.terms[name]) == pytest.approx(float(loss), rel=0.2), name
+
+
+ONE_CHANGE: list[Any] = [
+    *((model, change) for model in ("cmp", "seda") for change in (
+        {"eda_weight": 0.0}, {"ihnm": "off"}, {"ihnm": "replace"}, {"mlm.tie": False}, {"pose": False},
+        {"pose_conv": False},
+    )),
+    *(("cmp", change) for change in ({"pool": "avg_cls"}, {"label_smooth": 0.0})),
+    *(("seda", change) for change in (
+        {"stp.weighting": "softmax"}, {"stp.weighting": "cross_attention"}, {"factors": ("action",)},
+        {"fd.enabled": False, "itm_sem.enabled": False}, {"fd.form": "infonce_anchor"}, {"itm_sem.mine": "anchor"},
+    )),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "change"), ONE_CHANGE, ids=str)
+def test_no_option_leaves_a_weight_without_a_gradient_nor_does_a_batch_without_hard_pairs(model, change):
+    network = small_network(model, **change).train()
+    for batch in (small_batch(), small_batch(hard_rows=())):
+        network.zero_grad(set_to_none=True)
+        losses_of(network, batch).total.backward()
+        assert not [name for name, each in network.named_parameters() if each.grad is None]

@@ -5,7 +5,7 @@ import torch
 
 from pipeline.models.build import build_network
 from pipeline.models.config import SIZES, CmpOptions, OptimiserOptions
-from pipeline.models.optimiser import adamw, lr_factor, lr_schedule, parameter_count, parameter_groups, warmup_steps
+from pipeline.models.optimiser import lr_factor, parameter_count, parameter_groups, warmup_steps
 from tests.models.golden import golden
 
 RECORDED = {
@@ -37,18 +37,6 @@ def test_the_papers_schedule_warms_up_and_ends_at_its_floor():
 def test_warm_up_below_one_is_a_share():
     assert warmup_steps(OptimiserOptions(warmup=0.25), 120) == 30
     assert warmup_steps(OptimiserOptions(warmup=500), 120) == 500
-
-
-def test_the_scheduler_keeps_the_ratio_of_the_groups():
-    options = OptimiserOptions(warmup=4)
-    optimiser = adamw(build_network(CmpOptions(size=SIZES["small"]), 0), options)
-    schedule = lr_schedule(optimiser, options, 40)
-    for step in range(1, 40):
-        optimiser.step()
-        schedule.step()
-        rates = [group["lr"] for group in optimiser.param_groups]
-        assert rates[0] == pytest.approx(options.lr * lr_factor(options, step, 40))
-        assert rates[2] == pytest.approx(2 * rates[0])
 
 
 def test_every_parameter_is_in_one_group_and_frozen_ones_in_none():

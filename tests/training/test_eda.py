@@ -104,6 +104,13 @@ def test_wordnets_files_are_read_as_their_manual_says(tmp_path):
     assert "nothing" not in synonyms
 
 
+def test_wordnet_is_looked_for_where_its_own_variable_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("WNSEARCHDIR", str(tmp_path))
+    assert wordnet_folder() is None
+    (tmp_path / "data.noun").touch()
+    assert wordnet_folder() == tmp_path
+
+
 @pytest.mark.skipif(wordnet_folder() is None, reason="NO WORDNET: apt install wordnet-base; synonyms were not tried")
 def test_wordnet_of_this_machine_knows_common_words():
     folder = wordnet_folder()

@@ -19,6 +19,7 @@ from pipeline.training.pictures import (
     mirrored_pose_map,
     normalised,
     read_square,
+    resized,
 )
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "misc.json").read_text("utf-8"))["random_erasing"]
@@ -68,6 +69,27 @@ def test_a_jpeg_is_decoded_at_a_smaller_scale_not_below_the_side_and_looks_the_s
 def test_a_small_picture_or_a_png_is_decoded_whole():
     assert np.array_equal(read_square(encode_png(noise(224, 224)), "a", 224), noise(224, 224))
     assert read_square(encode_jpeg(noise(96, 48)), "a", 224).shape == (224, 224, 3)
+
+
+@given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 240), st.integers(0, 9), st.booleans())
+def test_a_picture_is_resized_as_by_pillow_rows_first(width, height, side, seed, extreme):
+    rng = np.random.default_rng(seed)
+    image = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+    if extreme:
+        image = (image > 127).astype(np.uint8) * 255
+    rows = Image.fromarray(image).resize((side, height), Image.Resampling.BICUBIC)
+    expected = np.asarray(rows.resize((side, side), Image.Resampling.BICUBIC))
+    found = resized(image, side)
+    assert found.shape == (side, side, 3)
+    assert np.abs(found.astype(int) - expected).max() <= 2
+
+
+def test_a_resized_photograph_differs_from_pillows_by_one_step_of_a_few_pixels():
+    image = noise(1024, 768).copy()
+    expected = np.asarray(Image.fromarray(image).resize((224, 224), Image.Resampling.BICUBIC))
+    difference = np.abs(resized(image, 224).astype(int) - expected)
+    assert difference.max() <= 1
+    assert difference.mean() < 0.02
 
 
 def test_a_broken_picture_is_an_error_with_its_name():

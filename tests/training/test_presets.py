@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import UserError
-from pipeline.models.recipes import recipe_named
+from pipeline.models.recipes import recipe_named, reproduce
 from pipeline.training.presets import InitialWeights, parse_initial, preset_for, with_preset
 
 
@@ -23,10 +23,19 @@ def test_a_preset_changes_the_size_and_not_the_method(name):
     paper = recipe_named(name)
     small = with_preset(paper, "small")
     assert with_preset(paper, "paper") == paper
-    same = {"ihnm", "pose", "factors", "stp", "fd", "itm_sem", "label_smooth", "eda_weight", "pool"}
+    same = {"ihnm", "pose", "factors", "fd", "itm_sem", "label_smooth", "eda_weight", "pool"}
     for option in same & set(type(paper.model).model_fields):
         assert getattr(small.model, option) == getattr(paper.model, option), option
+    if name.startswith("seda"):  # padding is left out of the sums over tokens, which saves encoding it
+        assert small.model.stp.mask_pad
+        assert small.model.stp.weighting == paper.model.stp.weighting
     assert small.model.size.image.image_size < paper.model.size.image.image_size
+
+
+@pytest.mark.parametrize("mode", ["published", "paper"])
+def test_a_mode_ranks_as_its_source_did_at_any_size(mode):
+    small = reproduce(with_preset(recipe_named("cmp"), "small"), mode)
+    assert small.evaluation.fusion == {"published": "ref_world", "paper": "itm_only"}[mode]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pipeline.training.results import (
     METRICS,
     PAGE,
     RANKINGS,
+    curves_figure,
     examples_page,
     format_metrics,
     write_curves,
@@ -84,3 +85,10 @@ def test_curves_of_one_log_are_the_same_bytes(tmp_path):
     log = [{"epoch": n, "loss_itc": 3.0 - n} for n in range(3)]
     (tmp_path / "b").mkdir()
     assert write_curves(tmp_path, log).read_bytes() == write_curves(tmp_path / "b", log).read_bytes()
+
+
+def test_an_epoch_is_a_whole_number_on_the_axis_however_few_there_are():
+    for epochs in (1, 2, 3, 30):
+        figure = curves_figure([{"epoch": n, "loss_itc": 3.0 - n} for n in range(epochs)])
+        for axes in figure.axes:
+            assert all(float(tick).is_integer() for tick in axes.get_xticks())
