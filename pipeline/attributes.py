@@ -1,27 +1,60 @@
-"""Stage 7, attributes: action (normal) or anomaly (anomaly), and scene, of each image (PAB, "Attribute Annotation")."""
+"""Stage 7, attributes: action (normal) or anomaly (anomaly), and scene, of each image (PAB, "Attribute Annotation").
+
+What the labeller replied is stored as it came; the labels are read out of it apart, so that another way to read them
+asks nobody.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.backends.protocols import LabelRequest, Labels, Person
+from pipeline.backends.chat_roles import label_replies
+from pipeline.backends.protocols import LabelRequest, Person
 from pipeline.core.profile import Profile
 from pipeline.core.records import filtered_stage, image_rows, image_stage, person_rows
-from pipeline.core.stage import Kept, Outcome, Ref, Stage, StageContext, shard_kind
-from schemas.records import Attributes, Engine, PromptUsed
+from pipeline.core.replies import digest_of, last_replies, read_answer, was_cut
+from pipeline.core.stage import Failed, Kept, Measured, Measuring, Outcome, Ref, Stage, StageContext, shard_kind
+from schemas.records import Answered, Attributes, Engine, LabelReplies, PromptUsed
 
 QUESTION = {"normal": "action", "anomaly": "anomaly"}
+PROMPTS = ("action", "anomaly", "scene")
 
 
 def items(context: StageContext) -> list[Ref]:
     return [Ref(record_id) for record_id in context.store.kept_ids("recaption", context.shard)]
 
 
-def run(context: StageContext, batch: Sequence[Ref]) -> list[Outcome]:
+def asked_with(context: StageContext, batch: Sequence[Ref]) -> dict[str, str]:
+    """A digest of all that the questions about each image hold, by id."""
+    ids = [item.id for item in batch]
+    columns = ["sha256", "behavior", "source_id", "source_caption"]
+    images = context.store.rows(image_stage(context.shard), context.shard, columns, ids)
+    captions = context.store.rows("recaption", context.shard, ["caption"], ids)
+    people = person_rows(context, ids)
+    sources = _source_captions(context, images)
+    prompts = [context.prompt(name).text for name in PROMPTS]
+    return {
+        name: digest_of(row["sha256"], row["behavior"], sources[name], captions[name]["caption"], people[name], prompts)
+        for name, row in images.items()
+    }
+
+
+def stands(context: StageContext, batch: Sequence[Ref], known: Mapping[str, LabelReplies]) -> dict[str, LabelReplies]:
+    """The replies to the very questions that would be asked now; an error is none."""
+    asked = asked_with(context, batch)
+    return {
+        name: record
+        for name, record in known.items()
+        if record.asked == asked.get(name) and all(reply.error is None for reply in record.replies)
+    }
+
+
+def measure(context: StageContext, batch: Sequence[Ref]) -> list[LabelReplies]:
     labeller = context.engines("attributes")
-    prompts = {name: context.prompt(name) for name in ("action", "anomaly", "scene")}
+    engine = Engine(name=labeller.name, revision=labeller.revision)
+    prompts = {name: context.prompt(name) for name in PROMPTS}
     ids = [item.id for item in batch]
     images = image_rows(context, ids, ["behavior", "source_id", "source_caption"])
     people = person_rows(context, ids)
@@ -45,11 +78,50 @@ def run(context: StageContext, batch: Sequence[Ref]) -> list[Outcome]:
                 },
             )
         )
-    outcomes: list[Outcome] = []
-    for request, labels in zip(requests, labeller.label(requests), strict=True):
-        used = tuple(PromptUsed(id=name, sha256=prompts[name].sha256) for name in request.prompts)
-        outcomes.append(_outcome(request, labels, Engine(name=labeller.name, revision=labeller.revision), used))
-    return outcomes
+    asked = asked_with(context, batch)
+    return [
+        LabelReplies(
+            id=request.id,
+            asked=asked[request.id],
+            behavior=images[request.id]["behavior"],
+            replies=replies,
+            asked_with="source caption" if request.source_caption else "re-caption",
+            labeller=engine,
+            prompts=tuple(PromptUsed(id=name, sha256=prompts[name].sha256) for name in request.prompts),
+        )
+        for request, replies in zip(requests, label_replies(labeller, requests), strict=True)
+    ]
+
+
+def run(_context: StageContext, batch: Sequence[Measured]) -> list[Outcome]:
+    return [outcome(item.record) for item in batch]
+
+
+def outcome(found: LabelReplies) -> Outcome:
+    """What an image's replies come to; to each question the last one asked stands."""
+    last = last_replies(found.replies)
+    for question, reply in last.items():
+        if reply.error is not None:
+            return Failed(found.id, "labeller_error", f"{question}: {reply.error}")
+        if was_cut(reply):
+            return Failed(found.id, "reply_cut", f"{question}: no end within {reply.max_tokens} tokens")
+    # A question without an answer leaves its column null: an image is not dropped for want of a label.
+    labels = {question: read_answer(question, reply.text or "").value for question, reply in last.items()}
+    raw = {question: reply.text for question, reply in last.items() if reply.text is not None}
+    answered: Answered = "first try" if len(found.replies) == len(last) else "retried"
+    return Kept(
+        Attributes(
+            id=found.id,
+            action=labels.get("action"),
+            anomaly=labels.get("anomaly"),
+            scene=labels["scene"],
+            raw=json.dumps(raw, ensure_ascii=False, sort_keys=True),
+            answered="in part" if None in labels.values() else answered,
+            asked_with=found.asked_with,
+            labeller=found.labeller,
+            prompts=found.prompts,
+        )
+    )
 
 
 def _source_captions(context: StageContext, images: dict[str, dict[str, Any]]) -> dict[str, str | None]:
@@ -62,23 +134,6 @@ def _source_captions(context: StageContext, images: dict[str, dict[str, Any]]) -
         record_id: found[row["source_id"]]["caption"] if row["source_id"] in found else None
         for record_id, row in images.items()
     }
-
-
-def _outcome(request: LabelRequest, labels: Labels, engine: Engine, used: tuple[PromptUsed, ...]) -> Outcome:
-    # A question without an answer leaves its column null: an image is not dropped for want of a label.
-    normal = request.behavior == "normal"
-    return Kept(
-        Attributes(
-            id=request.id,
-            action=labels.behavior if normal else None,
-            anomaly=None if normal else labels.behavior,
-            scene=labels.scene,
-            raw=json.dumps(dict(labels.raw), ensure_ascii=False, sort_keys=True),
-            asked_with="source caption" if request.source_caption else "re-caption",
-            labeller=engine,
-            prompts=used,
-        )
-    )
 
 
 def upstream(_profile: Profile, shard: str) -> list[tuple[str, str]]:
@@ -94,11 +149,11 @@ def upstream(_profile: Profile, shard: str) -> list[tuple[str, str]]:
 
 STAGE = Stage(
     name="attributes",
-    version=1,
+    version=2,
     summary="action or anomaly, and scene, of each image",
     shard_kinds=("train", "test"),
     reads={
-        "generate | frames": ("image", "behavior", "source_id", "source_caption"),
+        "generate | frames": ("image", "behavior", "source_id", "source_caption", "sha256"),
         "keypoints": ("persons",),
         "recaption": ("caption",),
         "sources (test)": ("caption",),
@@ -109,7 +164,11 @@ STAGE = Stage(
     items=items,
     run=run,
     engines=("attributes",),
-    prompts=("action", "anomaly", "scene"),
+    # No upstream: whether a question is the same one, its own digest tells, image by image.
+    measures=Measuring(
+        version=1, writes=LabelReplies, upstream=lambda _profile, _shard: [], run=measure, stands=stands
+    ),
+    prompts=PROMPTS,
 )
 
 

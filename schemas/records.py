@@ -13,6 +13,8 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 Kind = Literal["goal", "wentrong", "full"]
 Behavior = Literal["normal", "anomaly"]
+Answered = Literal["first try", "retried", "in part"]
+"""What it took to get a value out of an engine: its first reply, a later one, or a part of it is null all the same."""
 
 KINDS: tuple[Kind, ...] = ("goal", "wentrong", "full")
 
@@ -136,12 +138,56 @@ class SimilarityRecord(Record):
     embedder: Engine
 
 
-class Recaption(Record):
-    """recaption: the caption read off the image."""
+class FrozenReply(Model):
+    """One request to an engine and its reply as it came, before any parsing.
 
-    caption: str
+    question: caption | action | anomaly | scene | factors. attempt: 0, 1, ... in the order asked. seed, temperature,
+    max_tokens: what the request said; null for an engine that knows no such thing. text: raw, thinking and fences
+    included; null with an error. finish_reason: stop | length, null where the engine does not say, as the tokens are.
+    """
+
+    question: str
+    attempt: int
+    seed: int | None
+    temperature: float | None
+    max_tokens: int | None
+    text: str | None
+    finish_reason: str | None
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    error: str | None
+
+
+class CaptionReplies(Record):
+    """recaption, measured: what the captioner replied about an image. asked: sha256 of all that it was asked with."""
+
+    asked: str
+    replies: tuple[FrozenReply, ...]
     captioner: Engine
     prompt: PromptUsed
+
+
+class Recaption(Record):
+    """recaption: the caption read off the image, and which reply gave it."""
+
+    caption: str
+    answered: Answered = "first try"
+    captioner: Engine
+    prompt: PromptUsed
+
+
+class LabelReplies(Record):
+    """attributes, measured: what the labeller replied to the two questions about an image, one after the other.
+
+    asked: sha256 of all that it was asked with. asked_with: as in `Attributes`.
+    """
+
+    asked: str
+    behavior: Behavior
+    replies: tuple[FrozenReply, ...]
+    asked_with: Literal["source caption", "re-caption"]
+    labeller: Engine
+    prompts: tuple[PromptUsed, ...]
 
 
 class Attributes(Record):
@@ -154,6 +200,7 @@ class Attributes(Record):
     anomaly: str | None
     scene: str | None
     raw: str
+    answered: Answered = "first try"
     asked_with: Literal["source caption", "re-caption"]
     labeller: Engine
     prompts: tuple[PromptUsed, ...]
@@ -176,13 +223,28 @@ class Factors(Model):
     background: str | None
 
 
+class FactorReplies(Record):
+    """decompose, measured: what the decomposer replied to a caption. asked: sha256 of all that it was asked with."""
+
+    asked: str
+    replies: tuple[FrozenReply, ...]
+    decomposer: Engine
+    prompt: PromptUsed
+
+
 class Decomposition(Record):
-    """decompose: the factors of one caption, tied to it by the caption's sha256."""
+    """decompose: the factors of one caption, tied to it by the caption's sha256.
+
+    missing: the factors that are null. unfaithful: those of them that are null because every reply said there what the
+    caption does not.
+    """
 
     caption: str
     caption_sha256: str
     factors: Factors
     missing: tuple[str, ...]
+    unfaithful: tuple[str, ...] = ()
+    answered: Answered = "first try"
     decomposer: Engine
     prompt: PromptUsed
 
@@ -237,6 +299,17 @@ class PublishedRow(Model):
     labeller: Engine
     decomposer: Engine
     reviewed: bool
+
+
+class ClassedRow(PublishedRow):
+    """publish with `publish.vocabulary`: a row that also has the classes of its labels; null where the label is.
+
+    They are the names of `vocabulary.json`, in which near-duplicates of a label share one class.
+    """
+
+    action_class: str | None
+    anomaly_class: str | None
+    scene_class: str | None
 
 
 class Rejection(Model):
