@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +15,15 @@ from pipeline.core.profile import load_profile, profile_names
 
 
 @pytest.mark.parametrize("found", [each for each in registry.ENTRIES if each.target], ids=lambda each: each.name)
-def test_every_engine_with_code_gives_a_fingerprint_under_its_registered_name(found: registry.BackendEntry) -> None:
+def test_every_engine_with_code_gives_a_fingerprint_under_its_registered_name(
+    found: registry.BackendEntry, tmp_path: Path
+) -> None:
     section = next(name for name, job in registry.SECTION_JOBS.items() if job == found.job)
     settings = {"model": "none"} if found.name == "resnet50" else {}
+    if found.name in registry.CHAT_SETTINGS:
+        (tmp_path / "config.json").write_text("{}")
+        (tmp_path / "model.safetensors").write_bytes(b"")
+        settings = {"model": str(tmp_path)}
     fingerprint = registry.fingerprint(section, found.name, settings)
     assert fingerprint["name"] == found.name
     assert fingerprint["revision"]
@@ -35,7 +43,9 @@ def test_every_shipped_profile_names_engines_and_settings_that_there_are(name: s
         assert registry.unknown_settings(section, chosen.backend, chosen.settings) == []
 
 
-def test_an_engine_without_code_names_the_one_to_use_instead() -> None:
+def test_an_engine_without_code_names_the_one_to_use_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    without = tuple(replace(each, target=None) if each.name == "diffusers" else each for each in registry.ENTRIES)
+    monkeypatch.setattr(registry, "ENTRIES", without)
     with pytest.raises(UserError, match="not part of this version; use 'simulator' instead"):
         registry.engine_class("generate", "diffusers")
 
