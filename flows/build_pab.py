@@ -7,10 +7,9 @@ so nothing is cached here.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -19,16 +18,18 @@ from prefect import Task, flow, get_run_logger, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
+from prefect.concurrency.sync import concurrency
 from prefect.states import Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from flows.settings import GPU_LIMIT
 from pipeline import build as plain_build
-from pipeline import footage, preflight, report, stages
-from pipeline.backends import registry
+from pipeline import footage, preflight, report, stages, tiny_models
 from pipeline.core.errors import UserError
+from pipeline.core.gpus import visible_gpus
 from pipeline.core.profile import Profile, load_profile
 from pipeline.core.stage import Stage
-from pipeline.core.workers import worker_pool
+from pipeline.core.workers import Workers
 
 INFRASTRUCTURE_ERRORS: tuple[type[BaseException], ...] = (BrokenProcessPool, OSError, EOFError, MemoryError)
 """What a second try may mend: a worker that was killed, a disk or a connection that gave out, memory that was short."""
@@ -46,53 +47,40 @@ class ShardsFailedError(RuntimeError):
         super().__init__(f"{step}: {len(errors)} of its tasks failed; the others are kept:\n{lines}")
 
 
-class SharedWorkers:
-    """The build's worker processes as the threads of a flow run share them.
-
-    A pool that lost a process takes no more work; `run` puts a new one in its place, so that a retry can succeed.
-    """
-
-    def __init__(self, workers: int) -> None:
-        self._workers, self._lock = workers, threading.Lock()
-        self._open = ExitStack()
-        self._submit = self._open.enter_context(worker_pool(workers))
-
-    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """function(*arguments) in a worker process; waits for it and returns or raises what it did."""
-        submit = self._submit
-        try:
-            return submit(function, *arguments).result()
-        except BrokenProcessPool:
-            with self._lock:
-                if self._submit is submit:
-                    self._open.close()
-                    self._submit = self._open.enter_context(worker_pool(self._workers))
-            raise
-
-    def close(self) -> None:
-        """Wait for what runs, and end the processes."""
-        with self._lock:
-            self._open.close()
-
-
-_shared_workers: ContextVar[SharedWorkers | None] = ContextVar("shared_workers", default=None)
+_shared_workers: ContextVar[Workers | None] = ContextVar("shared_workers", default=None)
 
 
 @contextmanager
-def _sharing_workers(workers: int) -> Iterator[None]:
-    shared = SharedWorkers(workers)
-    token = _shared_workers.set(shared)
-    try:
+def _sharing_workers(workers: int) -> Iterator[Workers]:
+    with Workers(workers) as shared:
+        token = _shared_workers.set(shared)
+        try:
+            yield shared
+        finally:
+            _shared_workers.reset(token)
+
+
+@contextmanager
+def _holding_gpus(workers: Workers, engine: str | None) -> Iterator[None]:
+    """Let this flow run's GPU stages be the only ones: of all builds on a machine one at a time has its GPUs.
+
+    The processes end before the slot is given back: one that waited for a GPU with the slot in hand, while its holder
+    waited for the slot, would wait for ever.
+    """
+    if engine is None or not workers.gpus:
         yield
-    finally:
-        _shared_workers.reset(token)
-        shared.close()
+        return
+    with concurrency(GPU_LIMIT, occupy=1):
+        try:
+            yield
+        finally:
+            workers.release_gpus()
 
 
-def _in_worker(function: Callable[..., Any], *arguments: Any) -> Any:
+def _in_worker(function: Callable[..., Any], *arguments: Any, engine: str | None = None) -> Any:
     # A task that another machine runs (Dask) does not see the flow run's processes: there it is in one of its own.
     shared = _shared_workers.get()
-    return shared.run(function, *arguments) if shared is not None else function(*arguments)
+    return shared.run(function, *arguments, engine=engine) if shared is not None else function(*arguments)
 
 
 def worth_retrying(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
@@ -117,7 +105,9 @@ def worth_retrying(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -
 )
 def run_shard(stage: str, shard: str, profile: str, build: str, overrides: list[str]) -> None:
     """Bring one shard of one stage up to date."""
-    outcome = _in_worker(plain_build.shard_task, load_profile(profile, overrides), build, stage, shard)
+    loaded = load_profile(profile, overrides)
+    engine = preflight.gpu_engine(stages.stage(stage), loaded)
+    outcome = _in_worker(plain_build.shard_task, loaded, build, stage, shard, engine=engine)
     counts = outcome.counts
     get_run_logger().info(
         f"{'built' if outcome.built else 'up to date'}: in {counts['in']} = kept {counts['kept']} + "
@@ -143,11 +133,10 @@ def film(number: int, profile: str, overrides: list[str]) -> None:
 def engine_tags(stage: Stage, profile: Profile) -> set[str]:
     """The tags of a stage's tasks: its engines' names, and `gpu` where one of them wants one, else `cpu`.
 
-    For limits: `prefect concurrency-limit create gpu 1` lets one GPU task run at a time, whatever the builds.
+    They are for people and for limits of their own; that builds do not meet on a GPU is `_holding_gpus`'s business.
     """
-    engines = [registry.entry(section, getattr(profile, section).backend) for section in stage.engines]
-    device = "gpu" if any(engine.gpu_gib is not None for engine in engines) else "cpu"
-    return {device, *(engine.name for engine in engines)}
+    device = "gpu" if preflight.gpu_engine(stage, profile) is not None else "cpu"
+    return {device, *(getattr(profile, section).backend for section in stage.engines)}
 
 
 def run_all(
@@ -187,7 +176,7 @@ def build_pab(profile: str = "demo", build: str | None = None, overrides: list[s
         loaded = load_profile(profile, overrides)
         name = build if build is not None else Path(profile).stem
         stages.build_dir(loaded, name)  # refuses a name that is no name before anything runs
-        missing = preflight.missing_pieces(loaded)
+        missing = preflight.missing_pieces(loaded, name)
         if missing:
             text = f"{preflight.explain(profile, missing)}\nIn a flow run, what --set says goes into overrides."
             logger.error(text)
@@ -202,21 +191,28 @@ def build_pab(profile: str = "demo", build: str | None = None, overrides: list[s
 def _build(loaded: Profile, profile: str, build: str, overrides: list[str]) -> str:
     logger = get_run_logger()
     common = {"profile": profile, "overrides": overrides}
-    runner: ThreadPoolTaskRunner[None] = ThreadPoolTaskRunner(max_workers=loaded.workers)
-    with _sharing_workers(loaded.workers), runner:
+    # A thread only waits for a process, so that GPUs beyond the number of CPU workers are busy too.
+    threads = max(loaded.workers, len(visible_gpus()))
+    runner: ThreadPoolTaskRunner[None] = ThreadPoolTaskRunner(max_workers=threads)
+    with _sharing_workers(loaded.workers) as workers, runner:
         state = footage.footage_state(loaded)
         if state.simulated and not state.ready:
             footage.prepare(loaded)
             run_all("footage", film, ({"number": number, **common} for number in range(state.tasks)), runner)
             footage.finish(loaded)
-        for stage in stages.all_stages():
-            work = run_shard.with_options(tags=engine_tags(stage, loaded))
-            calls = (
-                {"stage": stage.name, "shard": shard, "build": build, **common}
-                for shard in stages.shard_names(stage, loaded)
-            )
-            run_all(stage.name, work, calls, runner)
-            logger.info(f"{stage.name}: done")
+        if tiny_models.wanting(loaded):
+            _in_worker(plain_build.tiny_models_task, loaded)
+        tiny_models.write_reviews(loaded)
+        for engine, stages_of_engine in preflight.by_gpu_engine(stages.all_stages(), loaded):
+            with _holding_gpus(workers, engine):
+                for stage in stages_of_engine:
+                    work = run_shard.with_options(tags=engine_tags(stage, loaded))
+                    calls = (
+                        {"stage": stage.name, "shard": shard, "build": build, **common}
+                        for shard in stages.shard_names(stage, loaded)
+                    )
+                    run_all(stage.name, work, calls, runner)
+                    logger.info(f"{stage.name}: done")
     sheets = report.write_sheets(loaded, build)
     summary = report.summary(loaded, build)
     text = report.format_summary(summary)

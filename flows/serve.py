@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 from flows.settings import (
     DEPLOYMENTS,
+    GPU_LIMIT,
     HOST,
     PORT,
     ROOT,
@@ -44,7 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--wait", type=float, default=120, help="seconds to wait for the server (default: 120)")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("server", help="run the Prefect server, with its UI, until Ctrl-C")
-    commands.add_parser("deploy", help="register build-pab/{demo,full}, train-eval/{cmp,seda} and their work pool")
+    commands.add_parser(
+        "deploy", help="register build-pab/{demo,pilot,full,full-sdxl}, train-eval/{cmp,seda} and their work pool"
+    )
     commands.add_parser("worker", help="deploy, then run the process worker until Ctrl-C")
     options = parser.parse_args(argv)
     os.environ.update(prefect_environment(options.home, options.port))
@@ -82,9 +85,12 @@ def wait_for_server(port: int, seconds: float) -> None:
 
 
 def register() -> list[str]:
-    """Make the process work pool where there is none, and register the deployments. Returns their full names."""
+    """Make the process work pool and the limit of GPU stages where there are none, and register the deployments.
+
+    Returns their full names.
+    """
     from prefect.client.orchestration import get_client
-    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, WorkPoolCreate
     from prefect.deployments.runner import EntrypointType, RunnerDeployment
     from prefect.exceptions import ObjectAlreadyExists
     from prefect.workers.process import ProcessWorker
@@ -93,8 +99,12 @@ def register() -> list[str]:
     from flows.train_eval import train_eval
 
     template = ProcessWorker.get_default_base_job_template()
-    with get_client(sync_client=True) as client, contextlib.suppress(ObjectAlreadyExists):
-        client.create_work_pool(WorkPoolCreate(name=WORK_POOL, type="process", base_job_template=template))
+    with get_client(sync_client=True) as client:
+        with contextlib.suppress(ObjectAlreadyExists):
+            client.create_work_pool(WorkPoolCreate(name=WORK_POOL, type="process", base_job_template=template))
+        # One that is there stays: a person may have raised it (prefect gcl update pab-gpus --limit 2).
+        with contextlib.suppress(ObjectAlreadyExists):
+            client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=GPU_LIMIT, limit=1))
     wanted: list[tuple[Any, str, str, dict[str, str]]]
     wanted = [(build_pab, name, text, {"profile": name}) for name, text in DEPLOYMENTS.items()]
     wanted += [(train_eval, name, text, {"model": name}) for name, text in TRAINING_DEPLOYMENTS.items()]

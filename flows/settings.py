@@ -17,7 +17,9 @@ HOME = ".prefect"
 WORK_POOL = "pab-local"
 DEPLOYMENTS = {
     "demo": "Simulated footage and embedded engines, on a CPU with nothing downloaded.",
+    "pilot": "A hundred captions through the paper's engines on one GPU; `full` takes its images over.",
     "full": "The paper's engines and sizes; needs the OOPS! folder, a GPU and the weights.",
+    "full-sdxl": "The same with SDXL at 1024 px, five times the diffusion.",
 }
 """Deployments of build-pab: name, which is the profile's, and description."""
 TRAINING_DEPLOYMENTS = {
@@ -25,6 +27,10 @@ TRAINING_DEPLOYMENTS = {
     "seda": "Trains and evaluates SeDA on the published dataset.",
 }
 """Deployments of train-eval: name, which is the model's, and description."""
+
+
+GPU_LIMIT = "pab-gpus"
+"""The concurrency limit that a build's GPU stages take a slot of; a slot is one build on the GPUs of a machine."""
 
 
 def api_url(port: int = PORT) -> str:

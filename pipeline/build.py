@@ -14,12 +14,12 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline import footage, preflight, stages
+from pipeline import footage, preflight, stages, tiny_models
 from pipeline import report as reports
 from pipeline.cli import DONE, SOME_FAILED, WRONG, common_parser, guarded, profile_and_build
 from pipeline.core.errors import UserError
 from pipeline.core.profile import Profile, oops_root
-from pipeline.core.workers import report, use_one_thread, worker_pool
+from pipeline.core.workers import Workers, report, use_one_thread
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,11 @@ def film_task(profile: Profile, task: int) -> tuple[str, int]:
     return label, footage.film_task(profile, task, progress=lambda done, total: report(label, done, total))
 
 
+def tiny_models_task(profile: Profile) -> int:
+    """Write the profile's tiny models; runs in a worker process. Returns how many there are."""
+    return tiny_models.write(profile, progress=lambda done, total: report("tiny models/all", done, total))
+
+
 def build_all(profile: Profile, build: str, force: bool = False) -> bool:
     """Run every stage over every shard. Returns whether anything had to be built.
 
@@ -55,20 +60,30 @@ def build_all(profile: Profile, build: str, force: bool = False) -> bool:
     if everything_stands(profile, build) and not force:
         return False
     bars = Progress()
-    with worker_pool(profile.workers, bars.update) as submit:
+    with Workers(profile.workers, bars.update) as workers:
         state = footage.footage_state(profile)
         if state.simulated and not state.ready:
             footage.prepare(profile)
             clips = (profile.footage.train_clips + profile.footage.val_clips) if profile.footage else 0
             with bars.stage("footage", clips, "clips", state.tasks):
-                for label, filmed in _finished([submit(film_task, profile, task) for task in range(state.tasks)]):
+                for label, filmed in _finished(
+                    [workers.submit(film_task, profile, task) for task in range(state.tasks)]
+                ):
                     bars.update(label, filmed, filmed)
             footage.finish(profile)
-        for stage in stages.all_stages():
-            names = stages.shard_names(stage, profile)
-            with bars.stage(stage.name, 0, "records", len(names)):
-                for made in _finished([submit(shard_task, profile, build, stage.name, s, force) for s in names]):
-                    bars.update(f"{made.stage}/{made.shard}", made.counts["in"], made.counts["in"])
+        if tiny_models.wanting(profile):
+            with bars.stage("tiny models", 0, "models", 1):
+                for count in _finished([workers.submit(tiny_models_task, profile)]):
+                    bars.update("tiny models/all", count, count)
+        tiny_models.write_reviews(profile)
+        for engine, stages_of_engine in preflight.by_gpu_engine(stages.all_stages(), profile):
+            for stage in stages_of_engine:
+                names = stages.shard_names(stage, profile)
+                calls = [(shard_task, profile, build, stage.name, name, force) for name in names]
+                with bars.stage(stage.name, 0, "records", len(names)):
+                    for made in _finished([workers.submit(*call, engine=engine) for call in calls]):
+                        bars.update(f"{made.stage}/{made.shard}", made.counts["in"], made.counts["in"])
+            workers.release_gpus()
     return True
 
 
@@ -78,7 +93,7 @@ def everything_stands(profile: Profile, build: str) -> bool:
     from pipeline.core.store import Store
     from pipeline.publish import delivery_stands
 
-    if not footage.footage_state(profile).ready:
+    if not footage.footage_state(profile).ready or tiny_models.wanting(profile):
         return False
     store = Store(stages.build_dir(profile, build))
     for stage in stages.all_stages():
@@ -168,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run_build(options: argparse.Namespace) -> int:
     profile, name = profile_and_build(options)
     stages.build_dir(profile, name)  # refuses a name that is no name before anything runs
-    missing = preflight.missing_pieces(profile)
+    missing = preflight.missing_pieces(profile, name)
     if options.dry_run:
         _print_plan(profile, name)
         for piece in missing:
@@ -197,6 +212,9 @@ def _print_plan(profile: Profile, name: str) -> None:
     state = footage.footage_state(profile)
     if state.simulated:
         print(f"footage      {'up to date' if state.ready else 'to be filmed'}: {oops_root(profile)}")
+    if profile.tiny_models is not None:
+        state_of_models = "to be written" if tiny_models.wanting(profile) else "up to date"
+        print(f"tiny models  {state_of_models}: {profile.tiny_models.folder}")
     if not state.ready or oops_root(profile).is_dir():
         for made in stages.all_stages():
             names = stages.shard_names(made, profile)

@@ -33,6 +33,7 @@ import numpy as np
 
 from pipeline import filters
 from pipeline.core import thresholds
+from pipeline.core.card import PAPER_KEEP_RATES
 from pipeline.core.errors import UserError
 from pipeline.core.measures import precision_recall
 from pipeline.core.profile import PROFILES_DIR, Profile, load_profile
@@ -299,7 +300,11 @@ def format_sweep(found: Sweep) -> str:
         if known:
             told += f"; F1 {_percent(found.row(found.present).f1)} -> {_percent(found.row(found.proposed).f1)}"
     counts = ", ".join(f"{number} {kind}" for kind, number in (found.rows[0].of.items() if found.rows else ()))
-    return f"{found.path} ({rule}; {counts or 'no record'})\n{text_table(lines, set(range(len(head) - 1)))}\n{told}"
+    table = text_table(lines, set(range(len(head) - 1)))
+    generated = kinds if found.rules.name == "keypoints.structure" else ()
+    if paper := [f"{kind} {PAPER_KEEP_RATES[kind]:.0%}" for kind in generated if kind in PAPER_KEEP_RATES]:
+        table += f"\nPAB kept {', '.join(paper).replace('%', ' %')}"
+    return f"{found.path} ({rule}; {counts or 'no record'})\n{table}\n{told}"
 
 
 def _percent(value: float | None) -> str:
@@ -451,10 +456,19 @@ def wanted_thresholds(profile: Profile, stage: str, asked: str | None) -> list[t
     if asked is None:
         return list(paths.values())
     found = [path for path in paths if path == asked or path.endswith(f".{asked}")]
+    off = [path for path in rules_off(profile, stage) if path == asked or path.endswith(f".{asked}")]
+    if off and not found:
+        raise UserError(f"--threshold {asked}: the rule is off; give it a value to start from with --set {off[0]}=...")
     if len(found) != 1:
         what = "no such threshold" if not found else f"it may be {' or '.join(found)}"
         raise UserError(f"--threshold {asked}: {what}; there are {', '.join(paths)}")
     return [paths[found[0]]]
+
+
+def rules_off(profile: Profile, stage: str) -> list[str]:
+    """The thresholds of a stage that the profile leaves off, by their dotted paths."""
+    every = [(filters.rules_for(profile, section).section, section) for section in filters.SECTIONS[stage]]
+    return [f"{section}.{name}" for own, section in every for name, value in own if value is None]
 
 
 def judged_of(
@@ -548,6 +562,8 @@ def _run(options: argparse.Namespace) -> int:
         print(format_sweep(each))
         path = write_histogram(folder, each)
         print(f"look at {path}\n" if path else "no record has a score: no histogram\n")
+    if (off := rules_off(profile, options.stage)) and options.threshold is None:
+        print(f"off, and so not swept: {', '.join(off)}; --set {off[0]}=... gives one a value to start from\n")
     changed = _print_together(found, wish)
     if options.write is not None:
         if not changed:
@@ -556,10 +572,16 @@ def _run(options: argparse.Namespace) -> int:
         # Values set on the command line took part in the sweep: the copy has to have them as well.
         own = {f"{each.rules.name}.{name}": value for each in found for name, value in each.rules.values.items()}
         stands = load_profile(options.profile)
-        set_here = {path: value for path, value in own.items() if stands.section(path) != value}
+        set_here = {path: value for path, value in own.items() if _standing(stands, path) != value}
         write_profile(options.profile, target, profile, {**set_here, **changed}, options.force)
         print(f"written to {target}")
     return cli.DONE
+
+
+def _standing(profile: Profile, path: str) -> Any:
+    """The value at a threshold's dotted path; None where the rule is off."""
+    section, _, name = path.rpartition(".")
+    return profile.section(section).get(name)
 
 
 def _print_together(found: Sequence[Sweep], wish: Wish) -> dict[str, float]:

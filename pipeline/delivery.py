@@ -20,6 +20,7 @@ from pydantic import BaseModel, TypeAdapter
 from pipeline.backends import registry
 from pipeline.core import card as card_module
 from pipeline.core import census as census_module
+from pipeline.core import vocabulary as vocabulary_module
 from pipeline.core.card import (
     TAG,
     CardFacts,
@@ -29,6 +30,7 @@ from pipeline.core.card import (
     KindCount,
     Measured,
     PromptText,
+    ReplyCount,
     SplitFiles,
     StageCount,
     card,
@@ -40,8 +42,9 @@ from pipeline.core.prompts import load_prompt
 from pipeline.core.records import image_stage
 from pipeline.core.stage import shard_kind
 from pipeline.core.store import Store, file_digest, write_atomically
+from pipeline.core.vocabulary import QUESTIONS, LabelClass
 from schemas.arrow import arrow_schema
-from schemas.records import KINDS, PublishedImage, PublishedRejection, PublishedRow
+from schemas.records import KINDS, ClassedRow, PublishedImage, PublishedRejection, PublishedRow
 
 if TYPE_CHECKING:
     from datasets import Features
@@ -50,14 +53,24 @@ Shards = Sequence[tuple[str, str]]
 """(stage, shard) of everything that was read, in the order of the stages."""
 
 SPLITS = ("train", "test")
+REPLYING = ("recaption", "attributes", "decompose")
+"""The stages whose engines reply with text."""
 READ_ROWS = 256
 """Images held in memory at once while they are copied."""
 
 CARD = "README.md"
+VOCABULARY = "vocabulary.json"
+
+Classes = Mapping[str, Sequence[LabelClass]]
+"""The classes of each column that has a vocabulary."""
 
 _OURS = re.compile(
-    r"README\.md|\.README\.md\.\d+\.tmp|data/(train|test)-\d{5}-of-\d{5}\.parquet|rejected/rejected-\d{5}-of-\d{5}\.parquet"
+    r"README\.md|\.README\.md\.\d+\.tmp|vocabulary\.json|data/(train|test)-\d{5}-of-\d{5}\.parquet|rejected/rejected-\d{5}-of-\d{5}\.parquet"
 )
+
+
+_WRITERS = (card_module, census_module, vocabulary_module)
+"""Modules whose code decides, besides this one, what a delivered folder holds."""
 
 
 @dataclass
@@ -172,10 +185,15 @@ def delivery_key(profile: Profile, manifest: Mapping[str, Any]) -> str:
         "publish": manifest["key"],
         "profile": profile.model_dump(mode="json", exclude={"out": True, "work": True, "workers": True, "audit": True}),
         "folder": shown_folder(profile.out),
-        "columns": [str(arrow_schema(model)) for model in (PublishedRow, PublishedRejection)],
-        "code": [file_digest(Path(str(module))) for module in (__file__, card_module.__file__, census_module.__file__)],
+        "columns": [str(arrow_schema(model)) for model in (row_model(profile), PublishedRejection)],
+        "code": [file_digest(Path(str(each))) for each in (__file__, *(made.__file__ for made in _WRITERS))],
     }
     return hashlib.sha256(json.dumps(basis, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def row_model(profile: Profile) -> type[PublishedRow]:
+    """The columns of the dataset's rows: with classes of the labels where the profile asks for a vocabulary."""
+    return ClassedRow if profile.publish.vocabulary else PublishedRow
 
 
 def check_out(out: Path) -> None:
@@ -290,11 +308,17 @@ def write_dataset(
     """Write all files of the dataset but its card into an empty folder. Returns what the card says."""
     tally = _Tally()
     publications = read_publications(store)
+    model = row_model(profile)
+    classes = label_classes(store, publications) if profile.publish.vocabulary else None
+    if classes is not None:
+        write_atomically(folder / VOCABULARY, vocabulary_bytes(classes))
     default: list[SplitFiles] = []
     for split in SPLITS:
         chosen = [each for each in publications if each["split"] == split]
         rows = _rows(store, chosen, tally)
-        default += _write_split(folder, "data", split, rows, len(chosen), PublishedRow, profile.publish)
+        if classes is not None:
+            rows = _with_classes(rows, classes)
+        default += _write_split(folder, "data", split, rows, len(chosen), model, profile.publish)
     everywhere = [*shards, ("publish", "all")]
     manifests = {each: store.manifest(*each) or {} for each in shards} | {("publish", "all"): dict(manifest)}
     count = sum(each["counts"]["rejected"] + each["counts"]["failed"] for each in manifests.values())
@@ -306,8 +330,8 @@ def write_dataset(
         simulated_footage=profile.oops.root is None,
         simulated_images=profile.generate.backend == "simulator",
         configs=[
-            ConfigFiles(name, splits, features_of(model)._to_yaml_list())
-            for name, splits, model in (("default", default, PublishedRow), ("rejected", rejected, PublishedRejection))
+            ConfigFiles(name, splits, features_of(columns)._to_yaml_list())
+            for name, splits, columns in (("default", default, model), ("rejected", rejected, PublishedRejection))
             if splits
         ],
         stages=stage_counts(store, everywhere),
@@ -322,6 +346,8 @@ def write_dataset(
         reviewed_rows=tally.reviewed,
         corrected_rows=tally.corrected,
         content_digest=_content_digest(folder),
+        replies=reply_counts(store, everywhere),
+        classes={name: len(made) for name, made in (classes or {}).items()},
         warnings=_warnings(default, rejected, manifests.values()),
     )
 
@@ -330,6 +356,34 @@ def _content_digest(folder: Path) -> str:
     """sha256, hex, over the names and digests of all data files: the same rows in the same files give the same."""
     files = {path.relative_to(folder).as_posix(): file_digest(path) for path in sorted(folder.rglob("*.parquet"))}
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+
+
+def label_classes(store: Store, publications: Sequence[Mapping[str, Any]]) -> Classes:
+    """The classes of the published rows' labels, counted over both splits."""
+    counts: dict[str, Counter[str]] = {question: Counter() for question in QUESTIONS}
+    for shard, group in itertools.groupby(publications, key=lambda row: row["shard"]):
+        labels = store.rows("attributes", shard, QUESTIONS, [each["id"] for each in group])
+        for question, count in counts.items():
+            count.update(vocabulary_module.counted(row[question] for row in labels.values()))
+    return {question: vocabulary_module.classes(question, count) for question, count in counts.items()}
+
+
+def vocabulary_bytes(classes: Classes) -> bytes:
+    """`vocabulary.json`: for each column its classes, most frequent first, with the labels they are made of."""
+    told = {
+        question: [{"class": each.name, "count": each.count, "labels": each.variants} for each in made]
+        for question, made in classes.items()
+    }
+    return json.dumps(told, indent=1, ensure_ascii=False).encode()
+
+
+def _with_classes(rows: Iterable[PublishedRow], classes: Classes) -> Iterator[ClassedRow]:
+    names = {question: vocabulary_module.class_of(made) for question, made in classes.items()}
+    for row in rows:
+        own: dict[str, Any] = {
+            f"{name}_class": names[name][label] if (label := getattr(row, name)) else None for name in QUESTIONS
+        }
+        yield ClassedRow(**dict(row), **own)
 
 
 def read_publications(store: Store) -> list[dict[str, Any]]:
@@ -485,6 +539,37 @@ def stage_counts(store: Store, shards: Shards) -> list[StageCount]:
                 (rejected if row["outcome"] == "rejected" else failed)[row["reason"]] += 1
         counts.append(StageCount(stage, split, went_in, kept, dict(rejected), dict(failed)))
     return counts
+
+
+def reply_counts(store: Store, shards: Shards) -> list[ReplyCount]:
+    """What the engines that write text replied to each stage and split, over the shards that are finished."""
+    groups: dict[tuple[str, str], Counter[str]] = {}
+    for stage, shard in shards:
+        manifest = store.manifest(stage, shard)
+        if stage not in REPLYING or manifest is None:
+            continue
+        count = groups.setdefault((stage, shard_kind(shard)), Counter())
+        count.update(store.table(stage, shard, ["id", "answered"])["answered"].to_pylist())
+        count.update({reason: number for reason, number in manifest["reasons"].items() if reason in _OWN_COLUMN})
+        count.update({name: manifest["counts"][name] for name in ("rejected", "failed")})
+    return [
+        ReplyCount(
+            stage=stage,
+            split=split,
+            first_try=count["first try"],
+            retried=count["retried"],
+            in_part=count["in part"],
+            refused=count["refusal"],
+            cut=count["reply_cut"],
+            errors=count["failed"] - count["reply_cut"],
+            useless=count["rejected"] - count["refusal"],
+        )
+        for (stage, split), count in groups.items()
+    ]
+
+
+_OWN_COLUMN = ("refusal", "reply_cut")
+"""Reasons that `reply_counts` tells apart."""
 
 
 def kind_counts(store: Store, shards: Sequence[str]) -> list[KindCount]:

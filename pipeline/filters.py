@@ -108,7 +108,7 @@ def _images(store: Store, where: dict[str, str], most: int | None) -> list[Judge
             kinds = store.rows(image_stage(shard), shard, ["kind"], some)
             for record_id, row in store.measured("keypoints", shard, ["width", "height", "persons"], some).items():
                 persons = [Person.from_row(person) for person in row["persons"]]
-                detail = measure_people(persons, row["width"], row["height"])
+                detail = measure_people(persons, row["width"], row["height"], boxes=True)
                 found.append(Judged(record_id, shard, kinds[record_id]["kind"], (record_id,), detail))
     return sorted(found, key=lambda each: each.id)
 

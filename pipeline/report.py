@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.core.card import PAPER_KEEP_RATES, HardCount, KindCount, StageCount, keep_rate
+from pipeline.core.card import PAPER_KEEP_RATES, HardCount, KindCount, ReplyCount, StageCount, keep_rate
 from pipeline.core.errors import UserError
 from pipeline.core.profile import Profile
 from pipeline.core.seeds import seed_of
@@ -67,6 +67,7 @@ class Summary:
     kinds: tuple[KindCount, ...]
     hard: tuple[HardCount, ...]
     warnings: tuple[str, ...]
+    replies: tuple[ReplyCount, ...] = ()
 
     @property
     def failed(self) -> int:
@@ -111,6 +112,16 @@ def summary(profile: Profile, build: str) -> Summary:
         kinds=tuple(delivery.kind_counts(store, train_shards)),
         hard=tuple(delivery.hard_counts(publications)),
         warnings=tuple(warnings),
+        replies=tuple(
+            delivery.reply_counts(
+                store,
+                [
+                    (name, shard)
+                    for name in delivery.REPLYING
+                    for shard in stages.shard_names(stages.stage(name), profile)
+                ],
+            )
+        ),
     )
 
 
@@ -179,6 +190,11 @@ def format_summary(found: Summary) -> str:
         own = [hard for hard in found.hard if hard.split == split]
         same, other, none = (sum(getattr(hard, name) for hard in own) for name in ("same_shard", "other_shard", "none"))
         lines.append(f"{split:<5} hard negatives  in the same shard: {same}, in another: {other}, none: {none}")
+    for each in found.replies:
+        outcomes = ", ".join(
+            f"{name} {keep_rate(count, each.asked)}" for name, count in each.outcomes().items() if count
+        )
+        lines.append(f"{each.split:<5} replies  {each.stage}: {outcomes or 'none'}")
     if any(kind.generated for kind in found.kinds):
         kept = ", ".join(
             f"{kind.kind} {keep_rate(kind.published, kind.generated)} (PAB {PAPER_KEEP_RATES[kind.kind]:.0%})"

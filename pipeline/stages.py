@@ -84,6 +84,14 @@ def _engine(section: str, name: str, settings: str, folder: Path) -> Any:
     return registry.create(section, name, context)
 
 
+def engine_of(section: str, profile: Profile, build: str) -> Any:
+    """The engine that a section of the profile names, as `run_stage_shard` uses it; loaded once a process."""
+    import json
+
+    chosen = getattr(profile, section)
+    return _engine(section, chosen.backend, json.dumps(chosen.settings, sort_keys=True), build_dir(profile, build))
+
+
 def run_stage_shard(
     name: str,
     shard: str,
@@ -98,14 +106,11 @@ def run_stage_shard(
 
     Raises MissingUpstreamError where its inputs are not there and with_upstream is not given.
     """
-    import json
-
     made = stage(name)
     folder = build_dir(profile, build)
 
     def engines(section: str) -> Any:
-        chosen = getattr(profile, section)
-        return _engine(section, chosen.backend, json.dumps(chosen.settings, sort_keys=True), folder)
+        return engine_of(section, profile, build)
 
     if with_upstream:
         for upstream_name, upstream_shard in made.upstream(profile, shard):

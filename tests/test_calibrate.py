@@ -265,11 +265,33 @@ def test_all_thresholds_of_a_stage_are_swept(folder, capsys):
     assert calibrate.main(command(folder, "keypoints")) == 0
     printed = capsys.readouterr().out
     for section in ("people", "structure"):
-        for name in type(getattr(PROFILE.keypoints, section)).model_fields:
+        for name in (name for name, value in getattr(PROFILE.keypoints, section) if value is not None):
             assert f"keypoints.{section}.{name} (" in printed
             assert (folder / "build" / "calibration" / f"keypoints.{section}.{name}.png").is_file()
+    structure, people = printed.split("keypoints.people.min_joint_score (")
+    assert structure.count("PAB kept goal 75 %\n") == len(PROFILE.keypoints.structure.model_dump())
+    assert "PAB kept" not in people
+    assert "off, and so not swept: keypoints.structure.min_limbs, " in printed
     assert calibrate.main(command(folder, "similarity")) == 0
     assert "2 pair)" in capsys.readouterr().out
+
+
+def test_a_rule_that_is_off_is_swept_from_the_value_that_it_is_given(folder, capsys, tmp_path):
+    words = ("keypoints", "--threshold", "max_outside_share")
+    assert calibrate.main(command(folder, *words)) == 2
+    assert "the rule is off; give it a value to start from with --set keypoints.structure.max_outside_share=" in (
+        capsys.readouterr().err
+    )
+    profile, target = tmp_path / "own.yaml", tmp_path / "new.yaml"
+    text = (PROFILES_DIR / "demo.yaml").read_text()
+    profile.write_text(text.replace("max_stretch: 2.6", "max_stretch: 2.6\n    max_outside_share: null"))
+    on = "--set=keypoints.structure.max_outside_share=0.5"
+    assert calibrate.main([*command(folder, *words), on]) == 0
+    assert "keypoints.structure.max_outside_share (dropped above; 5 goal" in capsys.readouterr().out
+    other = ("keypoints", "--threshold", "structure.min_person_score", "--keep-rate", "0.4")
+    rest = ("--write", str(target), "--profile", str(profile))
+    assert calibrate.main([*command(folder, *other, *rest), on]) == 0
+    assert load_profile(str(target)).keypoints.structure.max_outside_share == 0.5
 
 
 def test_what_the_simulator_knows_tells_precision_and_recall(folder, capsys, monkeypatch):

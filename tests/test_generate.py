@@ -1,4 +1,5 @@
 import hashlib
+import json
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ from pipeline.core.runner import content_key
 from pipeline.core.seeds import seed_of
 from pipeline.generate import STAGE, item_id
 from schemas.records import KINDS, Kind, SourceCaption, behavior_of
-from tests.stage_helpers import ENGINE, FakeEngine, context, dropped, kept, picture, put, run
+from tests.backends.overflow import overflowing
+from tests.stage_helpers import ENGINE, MINI, FakeEngine, context, dropped, kept, picture, put, run
 
 KEYS = ("aaaaaaaaaa", "bbbbbbbbbb")
 
@@ -133,6 +135,96 @@ def test_a_worthless_image_is_tried_once_more_with_the_second_seed_and_then_reje
     assert (record.attempt, record.seed) == (1, asked[mended, 1].seed)
     assert max(attempt for _, attempt in asked) == 1
     assert result.manifest["counts"]["kept"] == 5
+
+
+def half_precision(spoiled) -> FakeEngine:
+    engine = painter(spoiled)
+    engine.float32_revision = "1 in float32"
+    return engine
+
+
+def test_an_engine_in_half_precision_draws_a_worthless_image_again_in_float32_with_the_same_seed(tmp_path):
+    hopeless, overflowing, unlucky = "aaaaaaaaaa_goal_000", "bbbbbbbbbb_goal_000", "bbbbbbbbbb_full_000"
+
+    def spoiled(request):
+        bad = {
+            hopeless: True,
+            overflowing: not request.float32 and request.attempt == 0,
+            unlucky: request.attempt == 0,
+        }
+        return NAN if bad.get(request.id) else None
+
+    engine = half_precision(spoiled)
+    where = generating(tmp_path, engine)
+    run(STAGE, where)
+    asked = [(each.id, each.attempt, each.float32, each.seed) for (batch,) in engine.asked for each in batch]
+    first, second = (seed_of(0, hopeless, attempt) for attempt in (0, 1))
+    assert [each[1:] for each in asked if each[0] == hopeless] == [
+        (0, False, first),
+        (0, True, first),
+        (1, False, second),
+    ]
+    assert [each[1:3] for each in asked if each[0] == overflowing] == [(0, False), (0, True)]
+    records = kept(STAGE, where)
+    made_by = {record.id: (record.attempt, record.generator.revision) for record in records.values()}
+    assert made_by.pop(overflowing) == (0, "1 in float32")
+    assert made_by.pop(unlucky) == (1, "1")
+    assert set(made_by.values()) == {(0, "1")}
+    (row,) = where.store.dropped("generate", "train-000")
+    assert (row["id"], row["reason"]) == (hopeless, "nan_image")
+    assert row["detail"] == f"seeds tried: {first}, {first} in float32, {second}"
+
+
+def test_an_engine_that_draws_in_float32_anyway_is_not_asked_twice_for_one_seed(tmp_path):
+    engine = painter(lambda request: NAN)
+    engine.float32_revision = None
+    run(STAGE, generating(tmp_path, engine))
+    assert {(each.attempt, each.float32) for (batch,) in engine.asked for each in batch} == {(0, False), (1, False)}
+
+
+def test_what_was_left_out_of_a_prompt_is_recorded_at_every_attempt(tmp_path):
+    long, mended = "a man of aaaaaaaaaa does full", "aaaaaaaaaa_full_000"
+    engine = painter(lambda request: NAN if (request.id, request.attempt) == (mended, 0) else None)
+    engine.cut = lambda prompt: ("a man does full", "of aaaaaaaaaa") if prompt == long else (prompt, None)
+    where = generating(tmp_path, engine)
+    run(STAGE, where)
+    assert [each.prompt for (batch,) in engine.asked for each in batch if each.id == mended] == ["a man does full"] * 2
+    records = kept(STAGE, where)
+    record = records.pop(mended)
+    assert (record.prompt, record.prompt_cut, record.source_caption) == ("a man does full", "of aaaaaaaaaa", long)
+    assert record.attempt == 1
+    assert all(each.prompt == each.source_caption and each.prompt_cut is None for each in records.values())
+
+
+def test_the_stage_draws_with_a_real_pipeline_and_mends_in_float32_what_overflows(tmp_path, capsys, monkeypatch):
+    from pipeline.backends.clip_vocabulary import count_tokens
+    from pipeline.backends.tiny.diffusion import write_tiny_sd
+    from pipeline.run_stage import stage_main
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    model = overflowing(write_tiny_sd(tmp_path / "whole"), tmp_path / "overflowing")
+    engine = {"model": str(model), "size": 64, "steps": 2, "device": "cpu", "dtype": "float16", "batch_size": 4}
+    given = ["generate.backend=diffusers", f"generate.settings={json.dumps(engine)}"]
+    where = context(tmp_path / "work", "train-000", *given)
+    sources = [source(key, kind) for key in KEYS for kind in KINDS]
+    endless = f"a man runs very fast {'and jumps very high ' * 20}in the park"
+    sources[0] = sources[0].model_copy(update={"caption": endless})
+    put(where, "sources", sources, SourceCaption, "train-000")
+    given += [f"work={tmp_path / 'work'}", f"oops.root={MINI}", "batch_records=4"]
+    command = ["--build", "build", "--shard", "0", *(f"--set={each}" for each in given)]
+    assert stage_main("generate", command) == 0
+    assert "kept 6 + rejected 0 + failed 0" in capsys.readouterr().out
+    records = kept(STAGE, where)
+    assert {(each.width, each.height, each.attempt) for each in records.values()} == {(64, 64, 0)}
+    assert len({each.sha256 for each in records.values()}) == 6
+    (fingerprint,) = where.store.manifest("generate", "train-000")["engines"].values()
+    assert "float16 on cpu" in fingerprint["revision"]
+    assert all("float32 on cpu" in each.generator.revision for each in records.values())
+    cut = records[item_id(sources[0].id, 0)]
+    assert cut.prompt_cut.endswith("in the park")
+    assert count_tokens(cut.prompt) <= 77
+    assert stage_main("generate", command) == 0
+    assert "up to date" in capsys.readouterr().out
 
 
 def test_an_image_of_floats_is_rounded(tmp_path):

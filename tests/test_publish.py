@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from pipeline import delivery, verify
+from pipeline import report as reports
 from pipeline.core.errors import UserError
 from pipeline.core.store import file_digest
 from pipeline.publish import STAGE, Candidate, delivery_stands, hard_partners
-from schemas.records import PublishedRejection, PublishedRow
+from schemas.records import Attributes, Decomposition, PublishedRejection, PublishedRow, Rejection
 from tests.synthetic_build import (
     TEST_VIDEOS,
     TRAIN_VIDEOS,
@@ -563,3 +564,79 @@ def test_a_dataset_built_again_is_loaded_anew_though_the_cache_knows_its_folder(
         )
     assert rows[1] == rows[0] - 1
     assert len(digests) == 2
+
+
+def with_labels(store, shard, labels):
+    """The attributes of a shard with other labels: id -> fields."""
+    rows = store.table("attributes", shard, list(Attributes.model_fields)).to_pylist()
+    manifest = store.manifest("attributes", shard)
+    records = [Attributes.model_validate({**row, **labels.get(row["id"], {})}) for row in rows]
+    with store.writing("attributes", shard, f"{manifest['key']}-labels", Attributes) as writer:
+        writer.begin(1)
+        writer.write_part(0, records, [Rejection(**row) for row in store.dropped("attributes", shard)])
+        writer.finish({key: value for key, value in manifest.items() if key not in ("stage", "shard", "key", "files")})
+
+
+def test_a_vocabulary_gives_every_row_the_class_of_its_labels_and_a_file_with_the_classes(tmp_path, monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    profile, store = write_build(tmp_path / "classes", overrides=["publish.vocabulary=true"])
+    for shard, scenes in (("train-000", ("parking lots", "a parking lot")), ("test-000", ("parking lot", None))):
+        ids = store.kept_ids("attributes", shard)
+        with_labels(store, shard, {name: {"scene": scenes[number % 2]} for number, name in enumerate(ids)})
+    publish_build(profile, store)
+    assert delivery_stands(profile, store)
+    told = json.loads((profile.out / "vocabulary.json").read_text("utf-8"))
+    loaded = datasets.load_dataset(str(profile.out), cache_dir=str(tmp_path / "cache"))
+    rows = [row for split in loaded.values() for row in split.remove_columns(["image", "pose"])]
+    assert list(told) == ["action", "anomaly", "scene"]
+    for question, made in told.items():
+        names = {label: each["class"] for each in made for label in each["labels"]}
+        assert {row[question] for row in rows} - {None} == set(names)
+        for row in rows:
+            assert row[f"{question}_class"] == (names[row[question]] if row[question] else None)
+        for each in made:
+            own = [row[question] for row in rows if row[question] in each["labels"]]
+            assert (each["count"], each["labels"]) == (len(own), {label: own.count(label) for label in each["labels"]})
+    scenes = {each["class"]: set(each["labels"]) for each in told["scene"]}
+    assert {"parking lot", "parking lots", "a parking lot"} in scenes.values()
+    card = (profile.out / "README.md").read_text("utf-8")
+    assert "| `scene_class` | the class of `scene` in `vocabulary.json`" in card
+    assert f"{len(told['scene'])} of scene" in card
+    # Without it, the next delivery takes the columns and the file away again.
+    plain = profile.model_copy(update={"publish": profile.publish.model_copy(update={"vocabulary": False})})
+    publish_build(plain, store)
+    assert not (plain.out / "vocabulary.json").exists()
+    assert "scene_class" not in (plain.out / "README.md").read_text("utf-8")
+    assert "scene_class" not in pq.read_schema(next(plain.out.glob("data/train-*.parquet"))).names
+
+
+def test_the_card_and_the_report_say_what_became_of_the_questions(tmp_path):
+    profile, store = write_build(tmp_path / "counted", LOST)
+    shard, stage = "train-000", "decompose"
+    rows = store.table(stage, shard, list(Decomposition.model_fields)).to_pylist()
+    records = [Decomposition.model_validate(row) for row in rows]
+    records[0] = records[0].model_copy(update={"answered": "retried"})
+    records[1] = records[1].model_copy(update={"answered": "in part", "unfaithful": ("action",)})
+    lost = [("x", "rejected", "refusal"), ("y", "failed", "reply_cut"), ("z", "failed", "decomposer_error"),
+            ("u", "rejected", "unparsable")]  # fmt: skip
+    dropped = [Rejection(id=name, outcome=outcome, reason=reason, detail="") for name, outcome, reason in lost]
+    with store.writing(stage, shard, "counted", Decomposition) as writer:
+        writer.begin(1)
+        writer.write_part(0, records, dropped)
+        counts = {"in": len(records) + 4, "kept": len(records), "rejected": 2, "failed": 2}
+        writer.finish({"counts": counts, "reasons": {reason: 1 for *_, reason in lost}, "seconds": 1.0})
+    found = {
+        (each.stage, each.split): each for each in delivery.reply_counts(store, [(stage, shard), ("sources", shard)])
+    }
+    assert list(found) == [("decompose", "train")]
+    told = found["decompose", "train"]
+    assert told.asked == len(records) + 4
+    assert told.outcomes() == {"first try": len(records) - 2, "retried": 1, "in part": 1, "refused": 1, "cut": 1,
+                               "error": 1, "no use": 1}  # fmt: skip
+    publish_build(profile, store)
+    card = (profile.out / "README.md").read_text("utf-8")
+    line = next(line for line in card.splitlines() if line.startswith("| decompose | train |") and "(" in line)
+    assert line.count("| 1 (") == 6
+    assert "train replies  decompose: first try" in reports.format_summary(reports.summary(profile, "small"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -53,7 +53,8 @@ class ImageRequest:
     id: the record's id. prompt: the text to draw. kind: goal | wentrong | full. identity: what goal, wentrong and full
     of one source and image number share (who it is, clothes, place). seed: of this record. attempt: 0, or 1 for the
     second try after a black image. context: what the sources say of the video as a whole, the same for all its kinds;
-    an engine that can may take place and person from it where the prompt names none.
+    an engine that can may take place and person from it where the prompt names none. float32: draw in full precision,
+    asked of engines that are `DrawsInHalfPrecision` after a worthless image.
     """
 
     id: str
@@ -63,6 +64,7 @@ class ImageRequest:
     seed: int
     attempt: int = 0
     context: str = ""
+    float32: bool = False
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,39 @@ class FactorTexts:
     background: str | None
 
 
+@dataclass(frozen=True)
+class ChatRequest:
+    """One question to a chat model: an image (or none) before an instruction.
+
+    id: whose question it is, for messages and logs only. schema: the JSON schema that constrains the answer, or None
+    for free text. max_tokens: most tokens of the answer. seed and temperature: of the sampling, 0 for greedy.
+    image: uint8 (H, W, 3) RGB; requests about one image stand next to each other, so that its cache is hit.
+    """
+
+    id: str
+    text: str
+    image: np.ndarray | None = None
+    schema: Mapping[str, Any] | None = None
+    max_tokens: int = 256
+    seed: int = 0
+    temperature: float = 0.0
+
+
+@dataclass(frozen=True)
+class ChatReply:
+    """A chat model's answer as it came, or the error that took its place.
+
+    text: raw, thinking and fences included; None with an error. finish_reason: `stop` or `length` (cut at max_tokens).
+    prompt_tokens, completion_tokens: as the engine counted them, None where it does not say.
+    """
+
+    text: str | None
+    finish_reason: str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    error: str | None = None
+
+
 class TextToImage(Protocol):
     """Draws what a text says."""
 
@@ -129,6 +164,23 @@ class TextToImage(Protocol):
     def generate(self, requests: Sequence[ImageRequest]) -> list[np.ndarray]:
         """One image a request, in order: uint8 (H, W, 3) RGB, or float (H, W, 3) in 0..1 before any rounding."""
         ...
+
+
+@runtime_checkable
+class CutsPrompts(Protocol):
+    """What a `TextToImage` also is whose text encoder reads only so much of a prompt."""
+
+    def cut(self, prompt: str) -> tuple[str, str | None]:
+        """The prompt as it will be read whole, and what was left out of it for that; None where nothing was."""
+        ...
+
+
+@runtime_checkable
+class DrawsInHalfPrecision(Protocol):
+    """What a `TextToImage` also is whose numbers may overflow, and that can draw a request in float32 instead."""
+
+    float32_revision: str | None
+    """The revision of the images that it draws in float32; None where all are."""
 
 
 class PoseEstimator(Protocol):
@@ -150,6 +202,17 @@ class ImageEmbedder(Protocol):
 
     def embed(self, images: Sequence[np.ndarray]) -> np.ndarray:
         """float32 (N, D), each row of length 1."""
+        ...
+
+
+class ChatModel(Protocol):
+    """A language model, with or without eyes, behind Captioner, Labeller and Decomposer."""
+
+    name: str
+    revision: str
+
+    def chat(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
+        """One reply a request, in order; a request that fails gets a reply with an error, never an exception."""
         ...
 
 

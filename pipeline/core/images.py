@@ -8,7 +8,7 @@ import struct
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageFile, ImageOps
+from PIL import ExifTags, Image, ImageFile, ImageOps
 
 DEFAULT_MAX_PIXELS = 50_000_000
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
@@ -131,7 +131,8 @@ def _checked_uint8(array: np.ndarray) -> np.ndarray:
 
 def _upright(image: Image.Image) -> Image.Image:
     try:
-        return ImageOps.exif_transpose(image)
+        is_turned = image.getexif().get(ExifTags.Base.Orientation, 1) != 1
+        return ImageOps.exif_transpose(image) if is_turned else image  # which would copy an upright one
     except _DECODING_ERRORS:
         return image  # broken EXIF says nothing about which way is up; the pixels are whole
 
@@ -147,4 +148,4 @@ def _opaque(image: Image.Image) -> Image.Image:
         return Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8)).convert("RGB")
     if image.mode == "F":
         raise ValueError("float pixels have no agreed range")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")

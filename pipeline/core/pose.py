@@ -242,6 +242,11 @@ class StructureThresholds:
     sure. max_cut_share: of the 17 joints, the share that may lie outside the image, or unseen within border_share (of
     the shorter side) of its edge; 0.15 lets a body pass whose ankles alone are cut. max_stretch: how many times longer
     than the body's median bone says a bone may be.
+
+    The others are off where they are None. min_limbs: so many of the two arms and two legs must be seen whole.
+    max_doubled_joints: of the eight joints of the limbs, how many another body on the same torso may have elsewhere.
+    max_asymmetry: how many times longer a bone may be than the same one of the other side. max_outside_share: the share
+    of the seen joints that may lie outside the person's box, with a tenth of its size around it.
     """
 
     min_joint_score: float = 0.3
@@ -252,10 +257,17 @@ class StructureThresholds:
     max_cut_share: float = 0.15
     border_share: float = 0.03
     max_stretch: float = 2.6
+    min_limbs: int | None = None
+    max_doubled_joints: int | None = None
+    max_asymmetry: float | None = None
+    max_outside_share: float | None = None
 
 
 PEOPLE_REASONS = ("no_person", "person_too_small", "low_confidence")
-STRUCTURE_REASONS = ("no_person", "cut_off", "low_confidence", "broken_body", "person_too_small")
+STRUCTURE_REASONS = (
+    *("no_person", "cut_off", "low_confidence", "broken_body", "person_too_small"),
+    *("missing_limb", "doubled_limb"),
+)
 
 
 def people_filter(
@@ -279,36 +291,42 @@ def structure_filter(
     Bone lengths are weak evidence (foreshortening hides much), so that only gross tears are caught.
     Source: PAB, training split, keypoint filter on structural errors.
     """
-    detail = measure_people(persons, width, height)
-    return decide_structure(detail, thresholds or StructureThresholds()), detail
+    thresholds = thresholds or StructureThresholds()
+    detail = measure_people(persons, width, height, boxes=thresholds.max_outside_share is not None)
+    return decide_structure(detail, thresholds), detail
 
 
-def measure_people(persons: Sequence[PersonLike], width: int, height: int) -> dict[str, Any]:
+def measure_people(persons: Sequence[PersonLike], width: int, height: int, boxes: bool = False) -> dict[str, Any]:
     """What the filters judge, free of thresholds and ready for JSON: image size and one entry a person.
 
     An entry has `score` (0..1; the mean joint score where the engine gives none), `area_share` (0..1) and `joints`,
-    17 of [x, y, score] as shares of width and height, each rounded to 4 digits.
+    17 of [x, y, score] as shares of width and height, each rounded to 4 digits; with `boxes` also the `box`, as shares,
+    which only the rule on joints outside it asks for.
     """
     if width < 1 or height < 1:
         raise ValueError(f"an image has at least one pixel, got {width} x {height}")
     return {
         "width": int(width),
         "height": int(height),
-        "people": [_measure_person(person, width, height) for person in persons],
+        "people": [_measure_person(person, width, height, boxes) for person in persons],
     }
 
 
-def _measure_person(person: PersonLike, width: int, height: int) -> dict[str, Any]:
+def _measure_person(person: PersonLike, width: int, height: int, boxes: bool) -> dict[str, Any]:
     joints = as_keypoints(person.keypoints)
     score = person.score if person.score is not None else joints[:, 2].mean()
     x0, x1 = np.clip(np.array([person.box[0], person.box[2]], dtype=np.float64), 0, width)
     y0, y1 = np.clip(np.array([person.box[1], person.box[3]], dtype=np.float64), 0, height)
     area_share = max(0.0, x1 - x0) * max(0.0, y1 - y0) / (width * height)
-    return {
+    entry = {
         "score": round(float(score), 4),
         "area_share": round(float(area_share), 4),
         "joints": [[round(float(x / width), 4), round(float(y / height), 4), round(float(s), 4)] for x, y, s in joints],
     }
+    if boxes:
+        sides = zip(person.box, (width, height, width, height), strict=True)
+        entry["box"] = [round(float(value / side), 4) for value, side in sides]
+    return entry
 
 
 def _joints_seen(entry: Mapping[str, Any], min_joint_score: float) -> int:
@@ -353,9 +371,19 @@ def decide_structure(detail: Mapping[str, Any], thresholds: StructureThresholds)
         return "low_confidence"
     if main["area_share"] < thresholds.min_area_share:
         return "person_too_small"
-    if stretch(main["joints"], *size, thresholds.min_joint_score) > thresholds.max_stretch:
-        return "broken_body"
-    return None
+    least = thresholds.min_joint_score
+    if thresholds.min_limbs is not None and limbs_seen(main["joints"], least) < thresholds.min_limbs:
+        return "missing_limb"
+    if thresholds.max_doubled_joints is not None:
+        others = [entry["joints"] for entry in found if entry is not main]
+        if doubled_joints(main["joints"], others, *size, least) > thresholds.max_doubled_joints:
+            return "doubled_limb"
+    broken = (
+        stretch(main["joints"], *size, least) > thresholds.max_stretch
+        or (thresholds.max_asymmetry is not None and asymmetry(main["joints"], *size, least) > thresholds.max_asymmetry)
+        or (thresholds.max_outside_share is not None and outside_share(main, least) > thresholds.max_outside_share)
+    )
+    return "broken_body" if broken else None
 
 
 def _cut_share(entry: Mapping[str, Any], width: int, height: int, thresholds: StructureThresholds) -> float:
@@ -386,3 +414,88 @@ def stretch(joints: Sequence[Sequence[float]], width: int, height: int, min_join
         return 0.0
     middle = float(np.median(guesses))
     return max(guesses) / middle if middle > 0 else float("inf")
+
+
+# --- the rules of the structure filter that a profile may leave off -----------------------------------------------
+
+Joints = Sequence[Sequence[float]]
+"""17 of [x, y, score], x and y as shares of the image's width and height."""
+
+_LIMBS = tuple(
+    tuple(COCO_INDEX[f"{side}_{joint}"] for joint in joints)
+    for joints in (("shoulder", "elbow", "wrist"), ("hip", "knee", "ankle"))
+    for side in ("left", "right")
+)
+_TORSO = [COCO_INDEX[name] for name in ("left_shoulder", "right_shoulder", "left_hip", "right_hip")]
+_LIMB_JOINTS = [index for limb in _LIMBS for index in limb[1:]]
+_MIRRORED = [
+    COCO_INDEX[name.replace("left", "right") if "left" in name else name.replace("right", "left")] for name in COCO_17
+]
+_SAME_TORSO = 0.25
+"""Mean distance of shoulders and hips, in lengths of the torso, up to which two bodies stand on one torso."""
+_ELSEWHERE = 0.5
+"""Distance in lengths of the torso from which a joint is another one."""
+_BOX_MARGIN = 0.1
+_MOST_ASYMMETRY = 1000.0
+
+
+def limbs_seen(joints: Joints, min_joint_score: float = 0.3) -> int:
+    """How many of the two arms and two legs have all three joints seen; 0 to 4."""
+    return sum(all(joints[index][2] >= min_joint_score for index in limb) for limb in _LIMBS)
+
+
+def doubled_joints(
+    joints: Joints, others: Sequence[Joints], width: int, height: int, min_joint_score: float = 0.3
+) -> int:
+    """How many elbows, wrists, knees and ankles another body has elsewhere on the same torso: a third arm is seen as a
+    second person in the same place. Of several others the worst counts; 0 to 8, 0 where a torso is not seen whole.
+
+    A second person is somebody else where shoulders and hips are elsewhere, and the same one seen twice where the
+    limbs are where they were. Left and right may be exchanged.
+    """
+    size = np.array([width, height, 1.0])
+    body = np.array(joints, dtype=np.float64) * size
+    shoulders, hips = body[_TORSO[:2], :2].mean(axis=0), body[_TORSO[2:], :2].mean(axis=0)
+    length = float(np.hypot(*(shoulders - hips)))
+    if length <= 0 or (body[_TORSO, 2] < min_joint_score).any():
+        return 0
+    worst = 0
+    for each in others:
+        other = np.array(each, dtype=np.float64) * size
+        if (other[_TORSO, 2] < min_joint_score).any():
+            continue
+        distances = {}
+        for way in (other, other[_MIRRORED]):
+            apart = np.hypot(*(way - body)[:, :2].T) / length
+            both_seen = np.minimum(way[:, 2], body[:, 2]) >= min_joint_score
+            distances[float(apart[_TORSO].mean())] = int(((apart > _ELSEWHERE) & both_seen)[_LIMB_JOINTS].sum())
+        nearest = min(distances)
+        if nearest <= _SAME_TORSO:
+            worst = max(worst, distances[nearest])
+    return worst
+
+
+def asymmetry(joints: Joints, width: int, height: int, min_joint_score: float = 0.3) -> float:
+    """How many times longer a bone of arms and legs is than the same one of the other side, the worst of them; 1000 at
+    most, 0 where no bone is seen on both sides. Foreshortening alone reaches 3 easily.
+    """
+    points = np.array(joints, dtype=np.float64) * np.array([width, height, 1.0])
+    worst = 0.0
+    for left, right in zip(_LIMBS[::2], _LIMBS[1::2], strict=True):
+        for part in (slice(0, 2), slice(1, 3)):
+            bones = points[list(left[part])], points[list(right[part])]
+            if min(bone[:, 2].min() for bone in bones) >= min_joint_score:
+                short, long = sorted(float(np.hypot(*(bone[0] - bone[1])[:2])) for bone in bones)
+                worst = max(worst, min(long / short, _MOST_ASYMMETRY) if short > 0 else _MOST_ASYMMETRY)
+    return worst
+
+
+def outside_share(entry: Mapping[str, Any], min_joint_score: float = 0.3) -> float:
+    """The share of a measured person's seen joints that lie outside its box and a tenth of its size around it; 0 where
+    none is seen. The entry must have been measured with its box.
+    """
+    x0, y0, x1, y1 = entry["box"]
+    across, down = _BOX_MARGIN * (x1 - x0), _BOX_MARGIN * (y1 - y0)
+    seen = [(x, y) for x, y, score in entry["joints"] if score >= min_joint_score]
+    inside = [x0 - across <= x <= x1 + across and y0 - down <= y <= y1 + down for x, y in seen]
+    return 1 - sum(inside) / len(inside) if inside else 0.0

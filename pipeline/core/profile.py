@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from pipeline.core.errors import UserError
 
@@ -47,16 +47,34 @@ class FootageSection(Section):
     """Width and height of the clips, pixels."""
 
 
+class TinyModelsSection(Section):
+    """Models that the project writes itself, for a build that shows that the paper's engines run. They know nothing."""
+
+    folder: Path
+    seed: int = 0
+
+
+class GivenCaption(Section):
+    """What somebody wanted to do and what came of it, as a worker of OOPS! would have written; either may be empty."""
+
+    goal: str = ""
+    wentwrong: str = ""
+
+
 class SourcesSection(BackendSection):
     """Which OOPS! splits feed captions, and what reads their subjects."""
 
     splits: tuple[OopsSplit, ...]
+    captions: tuple[GivenCaption, ...] | None = None
+    """Draw these, and none of OOPS!'s; each is a video of its own that nobody has."""
 
 
 class FramesSection(Section):
     """Which OOPS! splits feed test pairs, and how a transition time is taken from the annotators' votes."""
 
     splits: tuple[OopsSplit, ...]
+    clips: int | None = Field(None, ge=1)
+    """Only so many clips, drawn by their names' digests; all where none is given."""
     clips_per_shard: int = Field(ge=1)
     transition: Literal["official", "median_valid"] = "official"
     quality_rule: bool = True
@@ -69,6 +87,10 @@ class GenerateSection(BackendSection):
     """How many images a caption gets: image number k of every caption is shard train-k."""
 
     images_per_caption: int = Field(ge=1, le=999)
+    sources: int | None = Field(None, ge=1)
+    """Only the first so many source captions in the order of their ids, a video's next to each other; ids start with a
+    digest of the video's name, so that it is a fair draw. All where none is given.
+    """
     jpeg_quality: int = Field(95, ge=50, le=100)
 
 
@@ -93,6 +115,15 @@ class StructureSection(Section):
     max_cut_share: Share
     border_share: Share
     max_stretch: float = Field(gt=1)
+    min_limbs: int | None = Field(None, ge=0, le=4)
+    max_doubled_joints: int | None = Field(None, ge=0, le=8)
+    max_asymmetry: float | None = Field(None, gt=1)
+    max_outside_share: float | None = Field(None, ge=0, le=1)
+
+    @model_serializer(mode="wrap")
+    def _rules_that_are_on(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # A rule that is off is no part of what a build depends on: its content keys are those of before the rule.
+        return {name: value for name, value in serialize(self).items() if value is not None}
 
 
 class KeypointsSection(BackendSection):
@@ -120,6 +151,10 @@ class PublishSection(Section):
 
     rows_per_file: int = Field(ge=1)
     rows_per_group: int = Field(ge=1)
+    vocabulary: bool = False
+    """Whether near-duplicate labels are merged into classes: `vocabulary.json` beside the data, and columns with each
+    row's class.
+    """
 
 
 class AuditSection(Section):
@@ -134,6 +169,13 @@ class AuditSection(Section):
     """Pairs of each kind that are named and drawn."""
 
 
+class HardwareSection(Section):
+    """The GPUs that `pipeline.plan` reckons with where the command names none; nothing else reads it."""
+
+    gpu: str = "a100"
+    gpus: int = Field(default=1, ge=1)
+
+
 class Profile(Section):
     """All of a build's configuration."""
 
@@ -144,8 +186,11 @@ class Profile(Section):
     workers: int = Field(ge=1, le=256)
     batch_records: int = Field(ge=1)
     """Records in one part of a shard: what a kill can cost at most."""
+    take_from: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")], ...] = ()
+    """Other builds in the work folder: what they made from the same is taken over, not made again (`core.takeover`)."""
     oops: OopsSection = OopsSection()
     footage: FootageSection | None = None
+    tiny_models: TinyModelsSection | None = None
     sources: SourcesSection
     frames: FramesSection
     generate: GenerateSection
@@ -157,6 +202,7 @@ class Profile(Section):
     decompose: BackendSection
     publish: PublishSection
     audit: AuditSection = AuditSection()
+    hardware: HardwareSection = HardwareSection()
 
     def section(self, path: str) -> Any:
         """The value at a dotted path as plain data (for content keys), e.g. `keypoints.people`."""
@@ -228,10 +274,10 @@ def _one_line(error: ValidationError) -> str:
 def _near(where: str) -> str:
     model: Any = Profile
     *sections, last = where.split(".")
-    for section in sections:
-        annotation = model.model_fields[section].annotation
-        choices = [item for item in getattr(annotation, "__args__", (annotation,)) if item is not type(None)]
-        model = choices[0]
+    for section in (each for each in sections if not each.isdigit()):  # a number is a place in a list
+        model = model.model_fields[section].annotation
+        while not hasattr(model, "model_fields"):
+            model = next(item for item in model.__args__ if item is not type(None))
     names = sorted(model.model_fields)
     import difflib
 

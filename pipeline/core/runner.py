@@ -17,6 +17,7 @@ from pipeline.core.profile import Profile
 from pipeline.core.prompts import load_prompt
 from pipeline.core.stage import Failed, Item, Kept, Measured, Outcome, Rejected, Stage, StageContext, shard_kind
 from pipeline.core.store import Store
+from pipeline.core.takeover import Earlier, item_keys
 from schemas.arrow import arrow_schema
 from schemas.records import Record, Rejection
 
@@ -85,7 +86,7 @@ def content_key(stage: Stage, profile: Profile, store: Store, shard: str, finger
 
 
 def measured_key(stage: Stage, profile: Profile, store: Store, shard: str, fingerprints: dict[str, Any]) -> str | None:
-    """The key under which what a filter measured still stands, whatever its thresholds; None for other stages.
+    """The key under which what a stage measured still stands, whatever it decides by; None for other stages.
 
     Raises MissingUpstreamError where a shard that the measurement depends on is not built.
     """
@@ -99,6 +100,8 @@ def measured_key(stage: Stage, profile: Profile, store: Store, shard: str, finge
         "engines": fingerprints,
         "upstream": _upstream_keys(stage, store, shard, stage.measures.upstream(profile, shard)),
     }
+    if stage.prompts:
+        basis["prompts"] = {prompt: load_prompt(prompt).sha256 for prompt in stage.prompts}
     return _digest(basis)
 
 
@@ -152,7 +155,8 @@ def run_shard(
         writer.begin(len(batches), force)
         # The shard that stands was judged by other thresholds; what was measured for it may hold all the same.
         stands = measured_by is not None and finished is not None and finished.get("measured_key") == measured_by
-        done, made, remembered = 0, 0, 0
+        earlier = Earlier(stage, context)
+        done, made, remembered, taken_over = 0, 0, 0, 0
         kept_ids: list[str] = []
         dropped_rows: list[dict[str, Any]] = []
         if progress:
@@ -161,11 +165,18 @@ def run_shard(
             if not writer.has_part(number):
                 measured = _measured_before(stage, context, batch) if stands and not force else {}
                 remembered += len(measured)
-                outcomes = outcomes_of(stage, context, batch, measured)
+                keys = item_keys(stage, context, fingerprints, batch)
+                taken = earlier.outcomes(keys) if keys and not force else []
+                taken_over += len(taken)
+                known = {outcome.id for outcome in taken}
+                rest = [item for item in batch if item.id not in known]
+                outcomes = [*taken, *outcomes_of(stage, context, rest, measured)]
                 _check_ids(stage, shard, batch, [outcome.id for outcome in outcomes])
                 kept = [_checked(stage, outcome) for outcome in outcomes if isinstance(outcome, Kept)]
                 dropped = [_dropped(stage, outcome) for outcome in outcomes if not isinstance(outcome, Kept)]
-                writer.write_part(number, kept, dropped, list(measured.values()))
+                writer.write_part(
+                    number, kept, dropped, list(measured.values()), keys if stage.inputs_of is not None else None
+                )
                 made += len(batch)
             part_kept, part_dropped = writer.outcomes(number)
             if not _same_ids(batch, part_kept, part_dropped):
@@ -193,11 +204,13 @@ def run_shard(
             "prompts": {prompt: load_prompt(prompt).sha256 for prompt in stage.prompts},
             "versions": library_versions(),
             "seconds": round(seconds, 3),
-            "records_per_second": round(made / seconds, 2) if seconds > 0 else None,
+            "records_per_second": round((made - taken_over) / seconds, 2) if seconds > 0 else None,
             "resumed_records": len(items) - made,
         }
         if measured_by is not None:
             manifest |= {"measured_key": measured_by, "remembered_records": remembered}
+        if stage.inputs_of is not None:
+            manifest |= {"taken_over_records": taken_over}
         whole = writer.finish(manifest)
         if stage.deliver:
             stage.deliver(context, whole)
@@ -219,7 +232,9 @@ def _measured_before(stage: Stage, context: StageContext, batch: Sequence[Item])
     assert stage.measures is not None
     model = stage.measures.writes
     rows = context.store.measured(stage.name, context.shard, list(model.model_fields), [item.id for item in batch])
-    return {record_id: model.model_validate(row) for record_id, row in rows.items()}
+    known = {record_id: model.model_validate(row) for record_id, row in rows.items()}
+    stands = stage.measures.stands
+    return known if stands is None or not known else dict(stands(context, batch, known))
 
 
 def outcomes_of(

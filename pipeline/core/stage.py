@@ -97,12 +97,15 @@ class StageContext:
 
 @dataclass(frozen=True)
 class Measuring:
-    """The half of a filter that asks its engine. What it measures is stored beside the records and does not depend on
-    any threshold, so that a changed threshold decides again without the engine.
+    """The half of a stage that asks its engine. What it measures (the people in an image, a model's replies) is stored
+    beside the records as it came and does not depend on any threshold or parser, so that a changed one decides again
+    without the engine.
 
     version: of this half alone. writes: the record of what is measured. upstream: the shards that the measurement
     depends on. run: a batch in, one record an id out; the items of a group are measured together. measurable:
     those items of a batch that can be measured at all (a frame whose partner is gone has nothing to be compared with).
+    stands: of what was measured of a batch before, under the same key, by id, that which need not be measured again;
+    None: all of it.
     """
 
     version: int
@@ -110,6 +113,7 @@ class Measuring:
     upstream: Callable[[Profile, str], list[tuple[str, str]]]
     run: Callable[[StageContext, Sequence[Any]], Sequence[Record]]
     measurable: Callable[[Sequence[Any]], Sequence[Any]] = list
+    stands: Callable[[StageContext, Sequence[Any], Mapping[str, Any]], Mapping[str, Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,9 @@ class Stage:
     one shard reads. external: digests of what it reads from outside the store, e.g. files of the OOPS! folder.
     config: dotted profile paths its output depends on; config_by_kind: those that only its train or its test shards
     depend on. engines: profile sections that name its backends.
-    measures: for a filter, its measuring half; `run` then decides over a batch of `Measured` and asks no engine.
+    measures: its measuring half, where it has one; `run` then decides over a batch of `Measured` and asks no engine.
+    inputs_of: for each item of a batch, by id, plain data of all that its outcome depends on besides the stage's
+    version, schema, prompts and engines. Where it is given, outcomes made before from the same are taken over.
     deliver: called with the finished manifest after every run, also of a shard that was up to date; puts what the stage
     makes outside the store (the dataset folder) in its place.
     """
@@ -140,6 +146,7 @@ class Stage:
     config_by_kind: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     engines: tuple[str, ...] = ()
     measures: Measuring | None = None
+    inputs_of: Callable[[StageContext, Sequence[Any]], Mapping[str, Any]] | None = None
     prompts: tuple[str, ...] = ()
     external: Callable[[Profile, str], dict[str, str]] | None = None
     deliver: Callable[[StageContext, dict[str, Any]], None] | None = None

@@ -1,5 +1,6 @@
 """The shard store: `work/<build>/<stage>/<shard>/` with Parquet parts, `rejected.parquet`, for a filter also what it
-measured (`measured-*.parquet`), and `stage.json` last.
+measured (`measured-*.parquet`), for a stage whose outcomes may be taken over the items' keys (`keys-*.parquet`), and
+`stage.json` last.
 
 A shard is built in `<shard>.building-<key>` beside its place and moved there when it is whole, so a reader sees the old
 shard or the new one, never half of either. A kill loses at most the part being written.
@@ -13,7 +14,7 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
 
 MANIFEST = "stage.json"
 REJECTED = "rejected.parquet"
+
+
+class ItemKey(Record):
+    """What an item of a shard was made from, as one key (`core.takeover`)."""
+
+    key: str
 
 
 class ShardBusyError(UserError):
@@ -128,6 +135,23 @@ class Store:
 
         return pq.read_table(self.shard_dir(stage, shard) / REJECTED).to_pylist()
 
+    def item_keys(self, stage: str, shard: str) -> dict[str, str]:
+        """The key of every item of a finished shard, by id; empty where its stage stores none."""
+        import pyarrow.parquet as pq
+
+        pieces = sorted(self.shard_dir(stage, shard).glob("keys-*.parquet"))
+        return {row["id"]: row["key"] for piece in pieces for row in pq.read_table(piece).to_pylist()}
+
+    def damaged_files(self, stage: str, shard: str) -> list[str]:
+        """The files of a finished shard that are not what `stage.json` says: gone, or of another sha256."""
+        folder = self.shard_dir(stage, shard)
+        known = (self.manifest(stage, shard) or {}).get("files", {})
+        return [
+            name
+            for name, digest in sorted(known.items())
+            if not (folder / name).is_file() or file_digest(folder / name) != digest
+        ]
+
     @contextlib.contextmanager
     def writing(
         self,
@@ -191,7 +215,7 @@ class ShardWriter:
         more than the `parts` there will be now.
         """
         numbers = range(parts)
-        paths = (self._kept_path, self._dropped_path, self._measured_path)
+        paths = (self._kept_path, self._dropped_path, self._measured_path, self._keys_path)
         known = {path(number).name for number in numbers for path in paths}
         if force or {path.name for path in self.folder.glob("*.parquet")} - {*known, REJECTED}:
             _remove(self.folder)
@@ -208,10 +232,20 @@ class ShardWriter:
         return self._kept_path(number).exists() and self._dropped_path(number).exists()
 
     def write_part(
-        self, number: int, kept: Sequence[Record], dropped: Sequence[Rejection], measured: Sequence[Record] = ()
+        self,
+        number: int,
+        kept: Sequence[Record],
+        dropped: Sequence[Rejection],
+        measured: Sequence[Record] = (),
+        keys: Mapping[str, str] | None = None,
     ) -> None:
-        """Write one part. The dropped and the measured go first: a part counts as there when its kept file is."""
+        """Write one part. What is not kept goes first: a part counts as there when its kept file is.
+
+        keys: of the part's items by id, for a stage whose outcomes may be taken over.
+        """
         self._write(self._dropped_path(number), Rejection, dropped)
+        if keys is not None:
+            self._write(self._keys_path(number), ItemKey, [ItemKey(id=name, key=key) for name, key in keys.items()])
         if self._measures is not None:
             self._write(self._measured_path(number), self._measures, measured)
         self._write(self._kept_path(number), self._model, kept)
@@ -252,6 +286,9 @@ class ShardWriter:
 
     def _dropped_path(self, number: int) -> Path:
         return self.folder / f"dropped-{number:05d}.parquet"
+
+    def _keys_path(self, number: int) -> Path:
+        return self.folder / f"keys-{number:05d}.parquet"
 
     def _measured_path(self, number: int) -> Path:
         return self.folder / f"measured-{number:05d}.parquet"

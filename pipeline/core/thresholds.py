@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -99,8 +99,8 @@ def rules_of(
 ) -> Rules:
     """A filter whose thresholds are the numbers of a section of the profile.
 
-    A threshold called min_... drops what is below it, one called max_... what is above. Raises ValueError for a number
-    that is called otherwise and of which nothing is known.
+    A threshold called min_... drops what is below it, one called max_... what is above; one that is None is off, and is
+    none of them. Raises ValueError for a number that is called otherwise and of which nothing is known.
     """
     numbers = {
         each: value
@@ -126,7 +126,7 @@ def rules_of(
             lowest=bounds.get("ge", bounds.get("gt", 0)),
             highest=bounds.get("le", bounds.get("lt", math.inf)),
             at_most=each.startswith("max_"),
-            whole=info.annotation is int,
+            whole=int in (info.annotation, *get_args(info.annotation)),
             companions=tuple(other for other in companions if other in numbers),
             steering=each in _STEERING,
         )

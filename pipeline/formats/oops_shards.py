@@ -11,7 +11,7 @@ from pathlib import Path
 from pipeline.core.profile import Profile, oops_root
 from pipeline.core.stage import shard_kind, shard_number
 from pipeline.core.store import file_digest
-from pipeline.formats.oops import OopsFolder, OopsVideo, read_oops, video_key
+from pipeline.formats.oops import OopsCaption, OopsFolder, OopsVideo, read_oops, video_key
 
 FOOTAGE_MARKER = "footage.json"
 """Written last by the simulator: the folder is whole."""
@@ -54,6 +54,7 @@ def test_shard_count(profile: Profile) -> int:
         assert profile.footage is not None
         clips = {"train": profile.footage.train_clips, "val": profile.footage.val_clips}
         count = sum(clips[split] for split in profile.frames.splits)
+        count = min(count, profile.frames.clips or count)
     return max(1, math.ceil(count / profile.frames.clips_per_shard))
 
 
@@ -65,8 +66,23 @@ def frame_videos(profile: Profile, shard: str) -> list[OopsVideo]:
 
 def caption_videos(profile: Profile, shard: str) -> list[OopsVideo]:
     """The videos whose captions a shard of `sources` reads: those that feed training, or whose frames are tested."""
-    splits = profile.sources.splits if shard_kind(shard) == "train" else profile.frames.splits
-    return _videos(profile, splits)
+    if shard_kind(shard) == "test":
+        return _videos(profile, profile.frames.splits)
+    if profile.sources.captions is not None:
+        return _given(profile)
+    return _videos(profile, profile.sources.splits)
+
+
+def _given(profile: Profile) -> list[OopsVideo]:
+    """The profile's own captions, each as a video whose name is that of its words: others beside it change no id."""
+    given = {}
+    for caption in profile.sources.captions or ():
+        name = "given " + hashlib.sha256(f"{caption.goal}\n{caption.wentwrong}".encode()).hexdigest()[:12]
+        captions = (OopsCaption(caption.goal, caption.wentwrong),)
+        given[name] = OopsVideo(
+            name, "train", path=None, label=None, captions=captions, in_list=False, passed_quality_list=False
+        )
+    return [given[name] for name in sorted(given)]
 
 
 def _frame_candidates(profile: Profile) -> list[OopsVideo]:
@@ -76,7 +92,8 @@ def _frame_candidates(profile: Profile) -> list[OopsVideo]:
         OopsVideo(name, split, path=None, label=label, captions=(), in_list=False, passed_quality_list=False)
         for name, label in open_folder(profile).orphan_labels
     ]
-    return sorted([*_videos(profile, profile.frames.splits), *orphans], key=lambda video: video.name)
+    drawn = sorted([*_videos(profile, profile.frames.splits), *orphans], key=lambda video: video_key(video.name))
+    return sorted(drawn[: profile.frames.clips], key=lambda video: video.name)
 
 
 def _videos(profile: Profile, splits: Sequence[str]) -> list[OopsVideo]:
@@ -89,8 +106,10 @@ def _videos(profile: Profile, splits: Sequence[str]) -> list[OopsVideo]:
     return sorted(unique.values(), key=lambda video: video.name)
 
 
-def annotations_digest(profile: Profile, _shard: str) -> dict[str, str]:
-    """Digests of all annotation and caption files of the folder."""
+def annotations_digest(profile: Profile, shard: str) -> dict[str, str]:
+    """Digests of all annotation and caption files of the folder; of captions that the profile gives, their names."""
+    if shard_kind(shard) == "train" and profile.sources.captions is not None:
+        return {"given": ", ".join(video.name for video in _given(profile))}
     root = oops_root(profile)
     return {str(path.relative_to(root)): file_digest(path) for path in _annotation_files(root)}
 

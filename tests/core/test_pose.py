@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +23,15 @@ from pipeline.core.pose import (
     PeopleThresholds,
     StructureThresholds,
     as_keypoints,
+    asymmetry,
     decide_people,
     decide_structure,
+    doubled_joints,
     draw_pose_map,
+    limbs_seen,
+    measure_people,
     openpose_18,
+    outside_share,
     people_filter,
     stretch,
     structure_filter,
@@ -288,3 +293,110 @@ def test_painting_agrees_with_the_distance_to_the_nearest_joint_or_limb(joints):
             t = np.clip(((xs - a[0]) * d[0] + (ys - a[1]) * d[1]) / length, 0, 1) if d @ d > 0 else 0
             painted |= (xs - a[0] - t * d[0]) ** 2 + (ys - a[1] - t * d[1]) ** 2 <= (30 * scale) ** 2
     assert np.array_equal(drawn.any(axis=2), painted)
+
+
+ALL_RULES = StructureThresholds(min_limbs=3, max_doubled_joints=0, max_asymmetry=6.0, max_outside_share=0.2)
+
+
+def with_joint(body: Body, name: str, x: float, y: float, score: float = 0.9) -> Body:
+    joints = body.keypoints.copy()
+    joints[COCO_INDEX[name]] = (x, y, score)
+    return Body(joints, body.box, body.score)
+
+
+def without(body: Body, *names: str) -> Body:
+    joints = body.keypoints.copy()
+    joints[[COCO_INDEX[name] for name in names], 2] = 0.05
+    return Body(joints, body.box, body.score)
+
+
+def entries(*bodies: Body, width: int = 128, height: int = 192) -> list:
+    return measure_people(bodies, width, height, boxes=True)["people"]
+
+
+def test_a_whole_body_passes_every_rule_and_each_rule_that_is_off_is_not_asked():
+    assert structure_filter([standing()], 128, 192, ALL_RULES)[0] is None
+    broken = without(standing(), "left_wrist", "right_elbow")
+    assert structure_filter([broken], 128, 192, ALL_RULES)[0] == "missing_limb"
+    assert structure_filter([broken], 128, 192)[0] is None
+
+
+@pytest.mark.parametrize(
+    ("hidden", "limbs"),
+    [
+        ((), 4),
+        (("nose", "left_ear"), 4),
+        (("left_wrist",), 3),
+        (("left_hip", "left_knee"), 3),
+        (("right_shoulder",), 3),
+    ],
+)
+def test_a_limb_counts_where_all_three_of_its_joints_are_seen(hidden, limbs):
+    assert limbs_seen(entries(without(standing(), *hidden))[0]["joints"]) == limbs
+
+
+def test_a_second_arm_on_the_same_torso_is_a_doubled_limb():
+    twice = with_joint(standing(score=0.5), "left_wrist", 20, 20)
+    assert structure_filter([standing(), twice], 128, 192, ALL_RULES)[0] == "doubled_limb"
+    assert structure_filter([standing(), twice], 128, 192)[0] is None
+    body, other = (entry["joints"] for entry in entries(standing(), twice))
+    assert doubled_joints(body, [other], 128, 192) == 1
+    third = with_joint(with_joint(twice, "left_elbow", 20, 50), "right_ankle", 120, 100)
+    assert doubled_joints(body, [other, entries(third)[0]["joints"]], 128, 192) == 3
+
+
+def test_the_same_body_found_twice_and_somebody_beside_it_are_no_doubled_limbs():
+    close = moved(standing(score=0.5), 2, 1)
+    beside = moved(with_joint(standing(score=0.5), "left_wrist", 20, 20), 30, 0)
+    assert structure_filter([standing(), close], 128, 192, ALL_RULES)[0] is None
+    assert structure_filter([standing(), beside], 128, 192, ALL_RULES)[0] is None
+    names = [name.replace("left", "right") if "left" in name else name.replace("right", "left") for name in COCO_17]
+    mirrored = Body(standing().keypoints[[COCO_INDEX[name] for name in names]], standing().box, 0.5)
+    assert structure_filter([standing(), mirrored], 128, 192, ALL_RULES)[0] is None
+    third_arm = with_joint(mirrored, "left_wrist", 20, 20)
+    assert structure_filter([standing(), third_arm], 128, 192, ALL_RULES)[0] == "doubled_limb"
+    doubted = with_joint(standing(score=0.5), "left_wrist", 20, 20, score=0.1)
+    assert structure_filter([standing(), doubted], 128, 192, ALL_RULES)[0] is None
+
+
+def test_a_bone_much_longer_than_its_twin_breaks_the_body():
+    body = standing()
+    elbow = body.keypoints[COCO_INDEX["left_elbow"], :2]
+    stump = with_joint(body, "left_wrist", elbow[0] + 1, elbow[1])
+    joints = entries(stump)[0]["joints"]
+    right = body.keypoints[COCO_INDEX["right_wrist"], :2] - body.keypoints[COCO_INDEX["right_elbow"], :2]
+    assert asymmetry(joints, 128, 192) == pytest.approx(np.hypot(*right), rel=0.02)
+    assert structure_filter([stump], 128, 192, ALL_RULES)[0] == "broken_body"
+    assert structure_filter([stump], 128, 192)[0] is None
+    assert asymmetry(entries(without(stump, "left_wrist"))[0]["joints"], 128, 192) < 2
+    flat = with_joint(body, "left_wrist", *elbow)
+    assert asymmetry(entries(flat)[0]["joints"], 128, 192) == 1000
+
+
+def test_seen_joints_outside_the_box_break_the_body_and_unseen_ones_do_not():
+    body = standing()
+    half = Body(body.keypoints, (body.box[0], body.box[1], body.box[2], 100), body.score)
+    share = outside_share(entries(half)[0])
+    below = (body.keypoints[:, 1] > 100 + 0.1 * (100 - body.box[1])).sum()
+    assert share == pytest.approx(below / 17)
+    assert structure_filter([half], 128, 192, ALL_RULES)[0] == "broken_body"
+    assert structure_filter([half], 128, 192)[0] is None
+    legless = without(half, *(name for name in COCO_17 if "knee" in name or "ankle" in name or "hip" in name))
+    assert outside_share(entries(legless)[0]) < share
+    assert outside_share(entries(without(half, *COCO_17))[0]) == 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(person, max_size=3), st.sampled_from(["min_limbs", "max_doubled_joints", "max_asymmetry"]))
+def test_a_rule_more_only_drops_more_and_the_measured_detail_repeats_it(persons, rule):
+    lax = StructureThresholds(max_stretch=1e9)
+    strict = replace(lax, **{rule: getattr(ALL_RULES, rule)})
+    first, detail = structure_filter(persons, 200, 100, strict)
+    assert decide_structure(json.loads(json.dumps(detail)), strict) == first
+    if structure_filter(persons, 200, 100, lax)[0] is not None:
+        assert first is not None
+    for entry in detail["people"]:
+        assert "box" not in entry
+        assert 0 <= limbs_seen(entry["joints"]) <= 4
+        assert 0 <= asymmetry(entry["joints"], 200, 100) <= 1000
+        assert doubled_joints(entry["joints"], [entry["joints"]], 200, 100) == 0

@@ -35,7 +35,7 @@ def test_every_shipped_profile_loads_and_starts_with_the_command_that_runs_it(na
 
 
 def test_the_shipped_profiles_are_demo_and_full_with_the_papers_sizes():
-    assert {"demo", "full"} <= set(profile_names())
+    assert {"demo", "engines-tiny", "pilot", "full", "full-sdxl"} <= set(profile_names())
     full, demo = load_profile("full"), load_profile("demo")
     assert full.generate.images_per_caption == 75
     assert full.sources.splits == ("train", "val")
@@ -97,7 +97,7 @@ def test_a_wrong_key_or_value_is_one_clear_line(override, said):
 
 
 def test_an_unknown_profile_names_those_there_are():
-    assert "use one of demo, full" in refusal(name="demmo")
+    assert "use one of demo, " in refusal(name="demmo")
     assert "no profile 'missing.yaml'" in refusal(name="missing.yaml")
 
 
@@ -162,3 +162,13 @@ def test_every_number_that_is_set_is_the_number_that_is_read(number, share):
     profile = load_profile("demo", [f"generate.images_per_caption={number}", f"similarity.max_cosine={share:f}"])
     assert profile.generate.images_per_caption == number
     assert profile.similarity.max_cosine == float(f"{share:f}")
+
+
+def test_a_structure_rule_that_is_off_is_no_part_of_what_a_build_depends_on():
+    rules = ("min_limbs", "max_doubled_joints", "max_asymmetry", "max_outside_share")
+    assert not set(rules) & set(load_profile("demo").section("keypoints.structure"))
+    on = load_profile("demo", ["keypoints.structure.min_limbs=0", "keypoints.structure.max_asymmetry=6"])
+    assert on.section("keypoints.structure")["min_limbs"] == 0
+    assert on.section("keypoints.structure")["max_asymmetry"] == 6
+    with pytest.raises(UserError, match=r"keypoints\.structure\.min_limbs"):
+        load_profile("demo", ["keypoints.structure.min_limbs=5"])

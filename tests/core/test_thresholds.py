@@ -33,9 +33,11 @@ from pipeline.core.thresholds import (
 )
 
 PROFILE = load_profile("demo")
+EVERY_RULE = {"min_limbs": 2, "max_doubled_joints": 1, "max_asymmetry": 6.0, "max_outside_share": 0.2}
 FILTERS = {
     "people": people_rules(PROFILE.keypoints.people),
     "structure": structure_rules(PROFILE.keypoints.structure),
+    "every structure rule": structure_rules(PROFILE.keypoints.structure.model_copy(update=EVERY_RULE)),
 }
 EVERY = [(kind, name) for kind, rules in FILTERS.items() for name in rules.thresholds]
 OWN = [(kind, name) for kind, name in EVERY if not FILTERS[kind].thresholds[name].steering]
@@ -52,7 +54,8 @@ def standing(score: float = 0.9, area_share: float = 0.2, joint_score: float = 0
         *((0.42, 0.42), (0.59, 0.52), (0.41, 0.52), (0.54, 0.52), (0.46, 0.52), (0.54, 0.66), (0.46, 0.66)),
         *((0.54, 0.8), (0.46, 0.8)),
     ]
-    return {"score": score, "area_share": area_share, "joints": [[x, y, joint_score] for x, y in flat]}
+    joints = [[x, y, joint_score] for x, y in flat]
+    return {"score": score, "area_share": area_share, "joints": joints, "box": [0.4, 0.15, 0.6, 0.85]}
 
 
 def image_of(*bodies: dict[str, Any]) -> dict[str, Any]:
@@ -220,7 +223,7 @@ def test_a_number_that_is_neither_the_least_nor_the_most_is_an_error():
 @pytest.mark.parametrize("kind", FILTERS)
 def test_the_bounds_are_those_of_the_profile_and_every_number_of_a_section_is_a_threshold(kind):
     rules = FILTERS[kind]
-    assert set(rules.thresholds) == set(type(rules.section).model_fields)
+    assert set(rules.thresholds) == {name for name, value in rules.section if value is not None}
     assert (rules.thresholds["min_joints"].lowest, rules.thresholds["min_joints"].highest) == (0, 17)
     assert rules.thresholds["min_joints"].whole
     assert (rules.thresholds["min_area_share"].lowest, rules.thresholds["min_area_share"].highest) == (0, 1)
@@ -311,3 +314,18 @@ def test_decisions_use_the_values_they_are_given_and_keep_what_no_value_names():
     assert strict.verdict(image_of(standing())) is not None
     assert strict.verdict(image_of(standing()), {"min_person_score": 0.5}) is None
     assert dataclasses.replace(base, name="x").values == base.values
+
+
+def test_a_rule_that_is_off_is_no_threshold_and_one_that_is_on_is():
+    assert not set(EVERY_RULE) & set(FILTERS["structure"].thresholds)
+    rules = FILTERS["every structure rule"]
+    assert set(EVERY_RULE) <= set(rules.thresholds)
+    assert rules.thresholds["max_doubled_joints"].whole
+    assert rules.thresholds["min_limbs"].whole
+    assert not rules.thresholds["max_outside_share"].whole
+    one_leg = standing()
+    for number in (13, 15):
+        one_leg["joints"][number][2] = 0.0
+    assert score(rules, image_of(one_leg), "min_limbs") == 3
+    assert rules.verdict(image_of(one_leg)) is None
+    assert rules.verdict(image_of(one_leg), {"min_limbs": 4}) == "missing_limb"

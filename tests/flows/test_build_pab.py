@@ -27,6 +27,16 @@ ROOT = settings.ROOT
 # --- the flow's own code, without a server
 
 
+class FakeWorkers:
+    """So many GPUs; notes when they are given back."""
+
+    def __init__(self, gpus: int, calls: list[tuple[str, str]]) -> None:
+        self.gpus, self._calls = gpus, calls
+
+    def release_gpus(self) -> None:
+        self._calls.append(("release", ""))
+
+
 @pytest.fixture
 def plain_flow(monkeypatch):
     """The flow's function with tasks recorded in place of run, on a machine that lacks nothing."""
@@ -43,8 +53,8 @@ def plain_flow(monkeypatch):
 
     monkeypatch.setattr(flow_module, "run_all", record)
     monkeypatch.setattr(flow_module, "get_run_logger", Logger)
-    monkeypatch.setattr(flow_module, "_sharing_workers", lambda workers: contextlib.nullcontext())
-    monkeypatch.setattr(flow_module.preflight, "missing_pieces", lambda profile: [])
+    monkeypatch.setattr(flow_module, "_sharing_workers", lambda workers: contextlib.nullcontext(FakeWorkers(0, calls)))
+    monkeypatch.setattr(flow_module.preflight, "missing_pieces", lambda profile, build: [])
     monkeypatch.setattr(flow_module.footage, "footage_state", lambda profile: FootageState(True, False, 3))
     monkeypatch.setattr(flow_module.footage, "prepare", lambda profile: calls.append(("prepare", "")))
     monkeypatch.setattr(flow_module.footage, "finish", lambda profile: calls.append(("finish", "")))
@@ -82,7 +92,7 @@ def test_a_run_with_failed_records_completes_and_says_how_many_failed(plain_flow
 
 def test_a_missing_piece_ends_the_run_before_anything_is_run_and_is_named(plain_flow, monkeypatch):
     lacking = [Missing("generate", "there is no GPU", "use the simulator"), Missing("oops", "no folder", "give one")]
-    monkeypatch.setattr(flow_module.preflight, "missing_pieces", lambda profile: lacking)
+    monkeypatch.setattr(flow_module.preflight, "missing_pieces", lambda profile, build: lacking)
     state = flow_module.build_pab.fn("full")
     assert plain_flow == []
     assert state.is_failed()
@@ -146,19 +156,43 @@ def test_gpu_engines_and_cpu_engines_carry_tags_of_their_own():
     assert flow_module.engine_tags(publish, full) == {"cpu"}
 
 
+def test_gpu_stages_of_one_engine_hold_the_gpus_slot_and_give_both_back_before_the_next_engine(plain_flow, monkeypatch):
+    @contextlib.contextmanager
+    def slot(name, occupy):
+        plain_flow.append(("slot", name))
+        yield
+        plain_flow.append(("slot back", name))
+
+    monkeypatch.setattr(flow_module, "concurrency", slot)
+    monkeypatch.setattr(
+        flow_module, "_sharing_workers", lambda workers: contextlib.nullcontext(FakeWorkers(2, plain_flow))
+    )
+    flow_module.build_pab.fn("full")
+    order = [name for name, _ in plain_flow if name not in ("prepare", "footage", "finish")]
+    order = [name for name, after in zip(order, [*order[1:], ""], strict=True) if name != after]
+    expected = ["frames", "sources"]
+    for group in (["generate"], ["keypoints"], ["similarity"], ["recaption", "attributes"]):
+        expected += ["slot", *group, "release", "slot back"]
+    assert order == [*expected, "review", "slot", "decompose", "release", "slot back", "publish"]
+
+
+def test_a_build_without_gpus_waits_for_no_slot(plain_flow, monkeypatch):
+    monkeypatch.setattr(flow_module, "concurrency", lambda *_, **__: pytest.fail("it took a slot"))
+    flow_module.build_pab.fn("full")
+    assert ("publish", "publish-0") in plain_flow
+    assert ("release", "") not in plain_flow
+
+
 def _end_this_process():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_after_a_worker_was_killed_the_next_try_finds_a_new_one():
-    workers = flow_module.SharedWorkers(1)
-    try:
+    with flow_module.Workers(1) as workers:
         first = workers.run(os.getpid)
         with pytest.raises(BrokenProcessPool):
             workers.run(_end_this_process)
         second = workers.run(os.getpid)
-    finally:
-        workers.close()
     assert len({first, second, os.getpid()}) == 3
 
 

@@ -24,6 +24,7 @@ from flows import settings
 from pipeline import stages
 from pipeline.core.errors import UserError
 from pipeline.core.profile import load_profile
+from tests.engines_tiny import models_in, the_build
 from tests.synthetic_build import publish_build, write_build
 from tests.test_train_eval import SIZE
 
@@ -120,6 +121,26 @@ def _digests(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
+def test_the_limit_of_builds_on_gpus_is_there_and_keeps_what_a_person_set(service):
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    from flows import serve
+
+    limits = {each["name"]: each["limit"] for each in service.api("v2/concurrency_limits/filter", {})}
+    assert limits[settings.GPU_LIMIT] == 1
+    request = urllib.request.Request(
+        f"{settings.api_url(service.port)}/v2/concurrency_limits/{settings.GPU_LIMIT}",
+        json.dumps({"limit": 2}).encode(),
+        {"Content-Type": "application/json"},
+        method="PATCH",
+    )
+    urllib.request.urlopen(request, timeout=20).close()
+    with temporary_settings({PREFECT_API_URL: settings.api_url(service.port)}):
+        assert {f"build-pab/{name}" for name in settings.DEPLOYMENTS} <= set(serve.register())
+    limits = {each["name"]: each["limit"] for each in service.api("v2/concurrency_limits/filter", {})}
+    assert limits[settings.GPU_LIMIT] == 2
+
+
 def test_full_ends_failed_within_a_minute_with_the_list_of_what_is_missing(service):
     start = time.monotonic()
     finished, run = service.run("build-pab/full", 90, overrides=["oops.root=./no-such-folder"])
@@ -127,9 +148,69 @@ def test_full_ends_failed_within_a_minute_with_the_list_of_what_is_missing(servi
     assert finished.returncode != 0
     assert run["state"]["type"] == "FAILED"
     message = run["state"]["message"]
-    for said in ("the OOPS! folder no-such-folder is not there", "RealVisXL", "vllm", "or use the profile demo"):
+    for said in (
+        "the OOPS! folder no-such-folder is not there",
+        "Realistic_Vision_V4.0",
+        "vllm",
+        "or use the profile demo",
+    ):
         assert said in message
         assert said in service.log("worker")
+
+
+CAPTIONS = [
+    {"goal": "A man walks across the lawn."},
+    {"wentwrong": "A woman slips on the street."},
+    {"goal": "The boy jumps into the pool."},
+    {"wentwrong": "A girl falls off a ladder."},
+]
+
+
+def test_full_ends_completed_with_other_checkpoints_and_four_captions_given(service, tmp_path, tmp_path_factory):
+    checkpoints = the_build(tmp_path_factory) / "tiny-models"
+    local = {"device": "cpu"}
+    talking = {**local, "max_pixels": 3200, "max_tokens": 128}
+    engines = {
+        "generate": ("diffusers", {**local, "size": 64, "scheduler": "ddim", "steps": 2}),
+        "keypoints": ("vitpose", {**local, "min_box_score": 0.1}),
+        "similarity": ("resnet50", local),
+        "recaption": ("transformers", {**talking, "temperature": 0.5}),
+        "attributes": ("transformers", {**talking, "temperature": 0.5}),
+        "decompose": ("transformers", talking),
+    }
+    values = {
+        "out": tmp_path / "out",
+        "work": tmp_path / "work",
+        "workers": 1,
+        "oops.root": None,
+        "footage": {"train_clips": 1, "val_clips": 2, "size": 64},
+        "sources.captions": CAPTIONS,
+        "generate.images_per_caption": 2,
+        "frames.quality_rule": False,
+        "keypoints.structure.min_person_score": 0.1,
+    }
+    for section, (backend, own) in engines.items():
+        values |= {f"{section}.backend": backend, f"{section}.settings": own}
+    values |= {key: name for key, name in models_in(checkpoints).items() if ".settings." in key}
+    overrides = [f"{key}={json.dumps(value, default=str)}" for key, value in values.items()]
+    finished, run = service.run("build-pab/full", 300, overrides=overrides)
+    assert run["state"]["type"] == "COMPLETED", service.log("worker")[-4000:]
+    assert finished.returncode == 0
+    assert "no record failed" in run["state"]["message"]
+
+    from pipeline.core.store import Store
+
+    store = Store(tmp_path / "work" / "full")
+    drawn = store.rows("generate", "train-000", ["prompt"], store.kept_ids("generate", "train-000"))
+    given = {text for caption in CAPTIONS for text in caption.values()}
+    assert {row["prompt"] for row in drawn.values()} <= given
+    assert store.manifest("generate", "train-000")["counts"]["in"] == len(given)
+
+    import datasets
+
+    loaded = datasets.load_dataset(str(tmp_path / "out"), cache_dir=str(tmp_path / "cache"))
+    assert len(loaded["train"]) >= 1
+    assert loaded["train"][0]["image"].size == (64, 64)
 
 
 TINY = [
