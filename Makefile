@@ -9,10 +9,10 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help setup demo test lint format types unit server worker clean
+.PHONY: help setup demo test lint format types unit server worker clean check-docker check-mmpose check-vllm
 
 help:  ## this list
-	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
 setup: $(READY)  ## make .venv and install the locked versions
 
@@ -46,6 +46,15 @@ unit: $(READY)
 
 format: $(READY)  ## put the code in its form
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+check-docker: $(READY)  ## what of the container images can be tried without a container engine
+	@sh docker/check-docker.sh
+
+check-mmpose: $(READY)  ## poses by the real mmpose, in .venv-mmpose
+	@sh docker/check-mmpose.sh
+
+check-vllm: $(READY)  ## answers by the real vLLM on the CPU, in .venv-vllm
+	@sh docker/check-vllm.sh
 
 clean:  ## remove what builds made (not .venv, not out)
 	rm -rf work .pytest_cache .mypy_cache .ruff_cache .hypothesis
