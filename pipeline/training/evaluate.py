@@ -55,7 +55,7 @@ class EvaluationSettings:
     image_chunk: int = 22
     text_chunk: int = 150
     pair_chunk: int = 256
-    held_tokens: int = 3 << 30
+    held_tokens: int = 1 << 30
 
 
 @dataclass(frozen=True)
