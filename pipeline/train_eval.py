@@ -369,7 +369,9 @@ def _tell_times(folder: Path, seconds: Mapping[str, float]) -> None:
 
     parts = ", ".join(f"{what} {100 * spent / sum(seconds.values()):.0f} %" for what, spent in seconds.items())
     print(f"\n{sum(seconds.values()):.0f} s: {parts}")
-    told = {what: round(spent, 1) for what, spent in seconds.items()}
+    if "steps" not in seconds:
+        return  # a finished run that was only evaluated again keeps the times of its training
+    told = {what: round(spent, 3) for what, spent in seconds.items()}
     write_atomically(folder / TIMES, (json.dumps(told, indent=1) + "\n").encode())
 
 

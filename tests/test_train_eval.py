@@ -143,6 +143,9 @@ def test_a_run_leaves_settings_log_weights_curves_and_results_of_last_and_best(f
     assert "validation_R@1" in line
     assert list((folder / "tensorboard").glob("events.*"))
     assert Image.open(folder / "curves.png").size[0] > 500
+    times = json.loads((folder / "times.json").read_text("utf-8"))
+    assert list(times) == ["starting", "batches", "steps", "validation", "saving", "evaluation"]
+    assert all(seconds > 0 for seconds in times.values())
     for name in ("last", "best"):
         assert {path.name for path in (folder / name).iterdir()} == {"README.md", "config.json", "model.safetensors"}
         results = folder / "evaluation" / name
@@ -168,11 +171,12 @@ def test_weights_evaluated_alone_have_the_figures_of_their_run(finished, data, t
 def test_a_finished_run_is_evaluated_again_and_not_trained_again(finished, data):
     model, folder = finished
     before = {name: weights_of(folder / name) for name in ("last", "best")}
-    log = (folder / "log.jsonl").read_bytes()
+    log, times = (folder / "log.jsonl").read_bytes(), (folder / "times.json").read_bytes()
     shutil.rmtree(folder / "evaluation")
     assert run("--model", model, "--data", data, *ONE_EPOCH, "--out", folder) == 0
     assert {name: weights_of(folder / name) for name in ("last", "best")} == before
     assert (folder / "log.jsonl").read_bytes() == log
+    assert (folder / "times.json").read_bytes() == times
     assert metrics_of(folder / "evaluation" / "best")["queries"] == 8
 
 
