@@ -55,6 +55,7 @@ def write_tiny_models(
 
     if folder.exists() and not (folder / MARKER).is_file() and any(folder.iterdir()):
         raise UserError(f"tiny_models.folder: {folder} holds other files, which would be lost; name another folder")
+    logging.set_verbosity_error()  # its advice about image processors, which are not used
     logging.disable_progress_bar()
 
     writers: dict[str, Callable[[Path], Any]] = {
