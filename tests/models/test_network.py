@@ -12,7 +12,7 @@ from pipeline.models.batch import Tokens
 from pipeline.models.config import FACTORS
 from pipeline.models.gather import one_process
 from pipeline.models.losses import DrawnNegatives, HardestNegatives
-from pipeline.models.network import Losses, PairNetwork
+from pipeline.models.network import Losses, PairNetwork, Texts
 from pipeline.models.recipes import RECIPES
 from tests.models.small import NO_DROPOUT, small_batch, small_network, small_tokens
 
@@ -204,6 +204,25 @@ def test_texts_cut_at_their_last_real_token_give_the_same_step_where_padding_cou
         assert torch.allclose(one, other, atol=1e-5), name
     for name, gradient in found[0][1].items():
         assert torch.allclose(gradient, found[1][1][name], atol=1e-4), name
+
+
+def test_groups_keep_their_rows_whichever_of_them_are_short():
+    generator = torch.Generator().manual_seed(1)
+    encoder = small_network().text_encoder
+    texts = small_tokens(2, generator)
+    long = Tokens(texts.ids, torch.ones_like(texts.mask))
+    groups = {
+        "short": padded(small_tokens(3, generator, 4)),
+        "long": padded(long),
+        "last": padded(small_tokens(2, generator, 5)),
+    }
+    with torch.no_grad():
+        trimmed, whole = Texts(encoder, groups, trimmed=True), Texts(encoder, groups)
+    assert (trimmed.hidden.shape[1], whole.hidden.shape[1]) == (10, 13)
+    for name in groups:
+        real = whole.mask_of(name)[:, :10].bool()
+        assert torch.equal(trimmed.mask_of(name).bool(), real)
+        assert torch.allclose(trimmed.hidden_of(name)[real], whole.hidden_of(name)[:, :10][real], atol=1e-5), name
 
 
 def test_retrieval_scores_do_not_depend_on_how_texts_and_images_are_grouped():
