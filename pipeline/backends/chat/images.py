@@ -56,10 +56,13 @@ def capped(image: np.ndarray, max_pixels: int) -> np.ndarray:
     return np.asarray(Image.fromarray(image).resize((columns, rows), Image.Resampling.BICUBIC))
 
 
-def prepared(requests: Sequence[ChatRequest], max_pixels: int) -> tuple[list[ChatRequest], dict[int, ChatReply]]:
+def prepared(
+    requests: Sequence[ChatRequest], max_pixels: int, blind: str | None = None
+) -> tuple[list[ChatRequest], dict[int, ChatReply]]:
     """The requests with their images capped, and for those whose image is refused, by position, the reply that says so.
 
-    An image that several requests share stays one array.
+    An image that several requests share stays one array. blind: the name of a model that takes no images, and so
+    refuses every one.
     """
     seen: dict[int, np.ndarray] = {}
     ready, refused = [], {}
@@ -67,7 +70,7 @@ def prepared(requests: Sequence[ChatRequest], max_pixels: int) -> tuple[list[Cha
         ready.append(request)
         if request.image is None:
             continue
-        if reason := refusal(request.image):
+        if reason := f"{blind} takes no images" if blind else refusal(request.image):
             refused[position] = ChatReply(None, error=reason)
             continue
         if id(request.image) not in seen:

@@ -57,10 +57,8 @@ class VLLMInProcess:
 
     def chat(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
         """One reply a request, in order. Raises UserError where vLLM is not installed or cannot load the model."""
-        ready, replies = images.prepared(requests, self._settings["max_pixels"])
-        if not self._sees:
-            blind = ChatReply(None, error=f"{self._model} takes no images")
-            replies.update({position: blind for position, request in enumerate(ready) if request.image is not None})
+        blind = None if self._sees else self._model
+        ready, replies = images.prepared(requests, self._settings["max_pixels"], blind)
         asked = [position for position in range(len(ready)) if position not in replies]
         if asked:
             llm = self._llm()
