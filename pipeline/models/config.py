@@ -6,14 +6,17 @@ published code as it is, or into the papers' equations where these differ from t
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 Factor = Literal["appearance", "action", "background"]
 FACTORS: tuple[Factor, ...] = ("appearance", "action", "background")
 """The order of the factors everywhere: in features, in losses, in checkpoints."""
-Initialisation = Literal["xvlm16m", "aptm", "none"]
+Stream = Literal["appearance", "normal", "anomalous"]
+STREAMS: tuple[Stream, ...] = ("appearance", "normal", "anomalous")
+"""The order of GradCO's streams everywhere."""
+Initialisation = Literal["xvlm16m", "aptm", "x2vlm", "none"]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -26,6 +29,7 @@ class Options(BaseModel):
 class ImageSize(Options):
     """A Swin transformer: `depths` blocks a stage, width `embed_dim` doubled at every stage but the first."""
 
+    kind: Literal["swin"] = "swin"
     image_size: int = Field(default=224, ge=16)
     """Height and width of an image, pixels."""
     patch_size: int = Field(default=4, ge=1)
@@ -62,6 +66,47 @@ class ImageSize(Options):
         return (self.image_size // self.patch_size // 2 ** (len(self.depths) - 1)) ** 2
 
 
+class BeitSize(Options):
+    """A BEiT-v2 transformer, the image side of X2-VLM: a learnt [CLS] inside, relative positions in every block."""
+
+    kind: Literal["beit"] = "beit"
+    image_size: int = Field(default=224, ge=16)
+    """Height and width of an image, pixels."""
+    patch_size: int = Field(default=16, ge=1)
+    width: int = Field(default=768, ge=1)
+    """Width of an image token."""
+    layers: int = Field(default=12, ge=1)
+    heads: int = Field(default=12, ge=1)
+    ffn_width: int = Field(default=3072, ge=1)
+    layer_scale: float = Field(default=0.1, gt=0)
+    """Where the learnt scale of each block's two branches starts."""
+    drop_path: Share = 0.1
+    """Chance that the last block is skipped for a sample in training; from 0 at the first block, evenly spaced."""
+
+    @model_validator(mode="after")
+    def _whole_patches(self) -> BeitSize:
+        if self.image_size % self.patch_size:
+            raise ValueError(f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}")
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+        return self
+
+    @property
+    def patches(self) -> int:
+        """How many patch tokens come out, without the mean token in front of them."""
+        return (self.image_size // self.patch_size) ** 2
+
+
+def _image_kind(value: Any) -> str:
+    # Networks saved before there were two kinds say nothing; all of them are Swin.
+    return str(value.get("kind", "swin") if isinstance(value, dict) else value.kind)
+
+
+AnyImageSize = Annotated[
+    Annotated[ImageSize, Tag("swin")] | Annotated[BeitSize, Tag("beit")], Discriminator(_image_kind)
+]
+
+
 class TextSize(Options):
     """BERT cut in two: `text_layers` read a text alone, `cross_layers` read it together with an image."""
 
@@ -79,7 +124,7 @@ class Size(Options):
     """How large a network is."""
 
     name: str = "paper"
-    image: ImageSize = ImageSize()
+    image: AnyImageSize = ImageSize()
     text: TextSize = TextSize()
     pose_heads: int = Field(default=16, ge=1)
     feature_width: int = Field(default=2048, ge=1)
@@ -108,9 +153,33 @@ SIZES: dict[str, Size] = {
             pose_heads=4,
             feature_width=128,
         ),
+        Size(
+            name="x2vlm",
+            image=BeitSize(),
+            text=TextSize(text_layers=12, cross_layers=6),
+            pose_heads=12,
+            feature_width=256,
+            max_tokens=77,
+        ),
+        Size(
+            name="x2vlm-small",
+            image=BeitSize(image_size=128, width=128, layers=4, heads=4, ffn_width=512, drop_path=0.0),
+            text=TextSize(width=96, heads=4, ffn_width=384, text_layers=2, cross_layers=1, dropout=0.0),
+            pose_heads=4,
+            feature_width=64,
+        ),
+        Size(
+            name="x2vlm-tiny",
+            image=BeitSize(image_size=64, width=48, layers=2, heads=4, ffn_width=192),
+            text=TextSize(width=48, heads=4, ffn_width=192, text_layers=2, cross_layers=2),
+            pose_heads=4,
+            feature_width=32,
+            max_tokens=40,
+        ),
     )
 }
-"""`paper` is Swin-B with BERT-base (CMP, section 5), `small` trains on a CPU, `tiny` is for tests."""
+"""`paper` is Swin-B with BERT-base (CMP, section 5), `small` trains on a CPU, `tiny` is for tests; `x2vlm` is BEiT-v2
+base with an 18-layer BERT (X2-VLM base, the encoders of LightAIR and GradCO), and so are its small and tiny forms."""
 
 
 class MaskingOptions(Options):
@@ -201,7 +270,122 @@ class SedaOptions(NetworkOptions):
         return self
 
 
-ModelOptions = Annotated[CmpOptions | SedaOptions, Field(discriminator="model")]
+class ExpertOptions(Options):
+    """GradCO's mixture of experts: one stream each for appearance, normal and anomalous behaviour (B-MoE)."""
+
+    streams: tuple[Stream, ...] = STREAMS
+    image_experts: bool = True
+    text_experts: bool = True
+    """Without experts a modality's tokens enter every stream as they are."""
+    experts: int = Field(default=4, ge=1)
+    """Sub-experts of a stream (the paper's K)."""
+    hidden: int = Field(default=384, ge=1)
+    routing: Literal["soft", "top1"] = "soft"
+    tau: float = Field(default=1.0, gt=0)
+    """Temperature of the router."""
+    proj: Literal["shared", "per_stream"] = "shared"
+    load_balance: float = Field(default=0.0, ge=0)
+    """Weight of the divergence of the mean routing from an even one."""
+
+    @model_validator(mode="after")
+    def _streams_in_order(self) -> ExpertOptions:
+        if not self.streams or self.streams != tuple(each for each in STREAMS if each in self.streams):
+            raise ValueError(f"streams must be some of {', '.join(STREAMS)}, in this order, each once")
+        return self
+
+
+class OffloadOptions(Options):
+    """GradCO's offload anchors: a vector for each pair and stream that takes up conflicting gradients (COL)."""
+
+    anchors: bool = True
+    form: Literal["add_text", "add_image", "add_scaled"] = "add_text"
+    """What the anchor is added to; `add_scaled`: to the text feature, times a learnt number."""
+    norm_inputs: bool = True
+    """Whether the anchor is made of features of length 1."""
+    use_hard: bool = True
+    """Whether hard pairs are further rows and columns of the similarity."""
+    stop_text_on_hard: bool = False
+    """Whether pairs of one person with other behaviour leave the text feature alone: only the anchor learns."""
+    gamma: float = Field(default=0.5, ge=0)
+    """Weight of the direction-diversity regulariser; 0 leaves it out."""
+    dir_form: Literal["hinge", "square", "raw"] = "hinge"
+    chunk: int = Field(default=8, ge=1)
+    """Texts whose anchors are held at once."""
+    at_inference: bool = False
+    """Whether the candidates' similarities are computed again with anchors; features alone can then not rank."""
+
+
+class IntentOptions(Options):
+    """GradCO's weights of the streams, read from the query (HIA)."""
+
+    similarity: bool = True
+    """Whether the streams' similarities are weighted together; else the whole texts and images are compared."""
+    feature: bool = True
+    """Whether the streams' tokens are weighted together for matching; else matching reads the encoders' tokens."""
+    matching: bool = True
+    """Whether there is a matching loss and a matching score."""
+    intent: bool = True
+    """Whether the weights depend on the query; else each stream counts alike."""
+    contrast: bool = True
+    """Whether there is a contrastive loss."""
+    tau: float = Field(default=1.0, gt=0)
+
+
+class GradcoOptions(NetworkOptions):
+    """GradCO: expert streams, offload anchors, and weights read from the query, on X2-VLM's encoders."""
+
+    model: Literal["gradco"] = "gradco"
+    size: Size = SIZES["x2vlm"]
+    pose: bool = False
+    pose_conv: bool = False
+    label_smooth: Share = 0.0
+    mlm_weight: float = Field(default=0.0, ge=0)
+    """Weight of masked language modelling; 0 leaves it out."""
+    bmoe: ExpertOptions = ExpertOptions()
+    col: OffloadOptions = OffloadOptions()
+    hia: IntentOptions = IntentOptions()
+
+
+class CodebookOptions(Options):
+    """LightAIR's codebook of action phrases, and how an image is told in it."""
+
+    phrases: tuple[str, ...] = ()
+    """Action and anomaly phrases; read off the training data where none are given."""
+    top_k: int = Field(default=3, ge=1)
+    """Phrases that an image is told with."""
+    action_temp: float = Field(default=0.1, gt=0)
+    entropy_tau: float = Field(default=1.0, gt=0)
+    projection_epsilon: float = Field(default=1e-6, gt=0)
+    input: Literal["projected", "raw"] = "projected"
+    """What phrases are told from: the projected feature or the image encoder's own."""
+    rectify: Literal["detach_pi", "detach_projection", "none"] = "detach_pi"
+    """What the gradient of the appearance part leaves out (`detach_pi`: the paper, `detach_projection`: the code)."""
+    eval_mode: bool = True
+    """Whether phrases are encoded without dropout; the published code encodes them with it."""
+    refresh_epochs: int = Field(default=0, ge=0)
+    """Epochs after which the phrases are encoded anew; 0: never."""
+    target: Literal["query", "codebook"] = "query"
+    """What the action part should be like: the caption's feature or the phrase's."""
+
+
+class LightairOptions(NetworkOptions):
+    """LightAIR: the action of an image told in a codebook and taken out of its appearance, on X2-VLM's encoders."""
+
+    model: Literal["lightair"] = "lightair"
+    size: Size = SIZES["x2vlm"]
+    pose: bool = False
+    pose_conv: bool = False
+    label_smooth: Share = 0.0
+    mlm: MaskingOptions = MaskingOptions(mask_prob=0.4, max_masks=12)
+    mlm_weight: float = Field(default=0.0, ge=0)
+    """Weight of masked language modelling; 0 leaves it out, as the published code does for PAB."""
+    itm_weight: float = Field(default=4.0, ge=0)
+    cls_weight: float = Field(default=1.0, ge=0)
+    """Weight of the loss that ties the action part to the caption."""
+    codebook: CodebookOptions = CodebookOptions()
+
+
+ModelOptions = Annotated[CmpOptions | SedaOptions | GradcoOptions | LightairOptions, Field(discriminator="model")]
 
 
 class OptimiserOptions(Options):
