@@ -7,8 +7,6 @@ import itertools
 import json
 import math
 import os
-import re
-import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,9 +18,9 @@ from pydantic import BaseModel, TypeAdapter
 from pipeline.backends import registry
 from pipeline.core import card as card_module
 from pipeline.core import census as census_module
+from pipeline.core import dataset_folder
 from pipeline.core import vocabulary as vocabulary_module
 from pipeline.core.card import (
-    TAG,
     CardFacts,
     ConfigFiles,
     EngineUsed,
@@ -36,7 +34,17 @@ from pipeline.core.card import (
     card,
     read_measured,
 )
-from pipeline.core.errors import UserError
+from pipeline.core.dataset_folder import (
+    CARD,
+    VOCABULARY,
+    Place,
+    check_out,
+    content_digest,
+    features_of,
+    files_in,
+    published_image,
+    shown_folder,
+)
 from pipeline.core.profile import Profile, PublishSection
 from pipeline.core.prompts import load_prompt
 from pipeline.core.records import image_stage
@@ -44,10 +52,10 @@ from pipeline.core.stage import shard_kind
 from pipeline.core.store import Store, file_digest, write_atomically
 from pipeline.core.vocabulary import QUESTIONS, LabelClass
 from schemas.arrow import arrow_schema
-from schemas.records import KINDS, ClassedRow, PublishedImage, PublishedRejection, PublishedRow
+from schemas.records import KINDS, ClassedRow, PublishedRejection, PublishedRow
 
 if TYPE_CHECKING:
-    from datasets import Features
+    pass
 
 Shards = Sequence[tuple[str, str]]
 """(stage, shard) of everything that was read, in the order of the stages."""
@@ -58,18 +66,10 @@ REPLYING = ("recaption", "attributes", "decompose")
 READ_ROWS = 256
 """Images held in memory at once while they are copied."""
 
-CARD = "README.md"
-VOCABULARY = "vocabulary.json"
-
 Classes = Mapping[str, Sequence[LabelClass]]
 """The classes of each column that has a vocabulary."""
 
-_OURS = re.compile(
-    r"README\.md|\.README\.md\.\d+\.tmp|vocabulary\.json|data/(train|test)-\d{5}-of-\d{5}\.parquet|rejected/rejected-\d{5}-of-\d{5}\.parquet"
-)
-
-
-_WRITERS = (card_module, census_module, vocabulary_module)
+_WRITERS = (card_module, census_module, vocabulary_module, dataset_folder)
 """Modules whose code decides, besides this one, what a delivered folder holds."""
 
 
@@ -80,17 +80,6 @@ class _Tally:
     videos: dict[str, set[str]] = field(default_factory=lambda: {split: set() for split in SPLITS})
     reviewed: int = 0
     corrected: int = 0
-
-
-def features_of(model: type[BaseModel]) -> Features:
-    """The features of a published model, read off its schema; each encoded image is an `Image`."""
-    from datasets import Features, Image
-
-    features = Features.from_arrow_schema(arrow_schema(model))
-    for name, info in model.model_fields.items():
-        if info.annotation is PublishedImage:
-            features[name] = Image()
-    return features
 
 
 def delivery_note(store: Store) -> Path:
@@ -106,7 +95,7 @@ def deliver(profile: Profile, store: Store, manifest: Mapping[str, Any], shards:
     `out` is something else than a dataset of this project.
     """
     out = profile.out.resolve()
-    place = _Place(out, store.build_dir)
+    place = Place(out, store.build_dir)
     place.recover()
     check_out(out)
     if refresh_card(profile, store):
@@ -115,7 +104,7 @@ def deliver(profile: Profile, store: Store, manifest: Mapping[str, Any], shards:
     folder = place.building()
     facts = write_dataset(profile, store, manifest, shards, folder)
     write_atomically(folder / CARD, _card(facts, read_measured(store.build_dir, manifest["key"])))
-    files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in _files(folder) if path.name != CARD}
+    files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in files_in(folder) if path.name != CARD}
     place.swap()
     note = {
         "key": delivery_key(profile, manifest),
@@ -196,42 +185,6 @@ def row_model(profile: Profile) -> type[PublishedRow]:
     return ClassedRow if profile.publish.vocabulary else PublishedRow
 
 
-def check_out(out: Path) -> None:
-    """Raises UserError unless the folder is absent, empty, or a dataset that this project wrote."""
-    if not out.exists() and not out.is_symlink():
-        return
-    if not out.is_dir():
-        raise UserError(f"out: {out} is not a folder; choose another with --set out=FOLDER")
-    if any(out.iterdir()) and not is_ours(out):
-        raise UserError(
-            f"out: {out} holds something else than a dataset of this project and stays as it is; "
-            "choose another folder with --set out=FOLDER"
-        )
-
-
-def is_ours(folder: Path) -> bool:
-    """Whether a folder holds a dataset that this project published: its card has our tag."""
-    import yaml
-
-    path = folder / "README.md"
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        text = file.read(1 << 20).decode("utf-8", "replace")
-    parts = re.split(r"^---\s*$", text, maxsplit=2, flags=re.MULTILINE)
-    try:
-        head = yaml.safe_load(parts[1]) if len(parts) == 3 and not parts[0].strip() else None
-    except yaml.YAMLError:
-        return False
-    tags = head.get("tags") if isinstance(head, dict) else None
-    return isinstance(tags, list) and TAG in tags
-
-
-def shown_folder(out: Path) -> str:
-    """The folder as the card's example names it: never a path of the machine it was built on."""
-    return f"./{out.name if out.is_absolute() else out.as_posix()}"
-
-
 def _note(store: Store) -> dict[str, Any] | None:
     try:
         known = json.loads(delivery_note(store).read_text("utf-8"))
@@ -247,59 +200,6 @@ def _data_stands(profile: Profile, manifest: Mapping[str, Any], note: Mapping[st
         return False
     sizes = {name: (out / name).stat().st_size for name in note["files"] if (out / name).is_file()}
     return sizes == note["files"] and (out / CARD).is_file()
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
-
-
-class _Place:
-    """Where a dataset goes, and the two folders beside it through which it gets there."""
-
-    def __init__(self, out: Path, build_dir: Path) -> None:
-        # Two builds with one `out` do not share their half-made folders.
-        mark = hashlib.sha256(str(build_dir.resolve()).encode()).hexdigest()[:8]
-        self._out = out
-        self._new = out.with_name(f".{out.name}.building-{mark}")
-        self._old = out.with_name(f".{out.name}.old-{mark}")
-
-    def recover(self) -> None:
-        """Finish or undo a swap that a kill cut short."""
-        if self._old.is_dir():
-            if self._out.exists():
-                self._clear_old()
-            else:
-                self._old.rename(self._out)
-
-    def building(self) -> Path:
-        """An empty folder beside `out`."""
-        if self._new.exists():
-            shutil.rmtree(self._new)
-        try:
-            self._new.mkdir(parents=True)
-        except OSError as error:
-            raise UserError(
-                f"out: {self._out} cannot be made ({error.strerror}); choose another with --set out=FOLDER"
-            ) from None
-        return self._new
-
-    def swap(self) -> None:
-        """Put the new folder in the old one's place."""
-        check_out(self._out)
-        if self._out.exists():
-            self._out.rename(self._old)
-        self._new.rename(self._out)
-        self._clear_old()
-
-    def _clear_old(self) -> None:
-        if not self._old.is_dir():
-            return
-        for path in _files(self._old):
-            inside = path.relative_to(self._old)
-            if not _OURS.fullmatch(inside.as_posix()):
-                (self._out / inside).parent.mkdir(parents=True, exist_ok=True)
-                path.rename(self._out / inside)
-        shutil.rmtree(self._old)
 
 
 def write_dataset(
@@ -345,17 +245,11 @@ def write_dataset(
         shared_videos=len(tally.videos["train"] & tally.videos["test"]),
         reviewed_rows=tally.reviewed,
         corrected_rows=tally.corrected,
-        content_digest=_content_digest(folder),
+        content_digest=content_digest(folder),
         replies=reply_counts(store, everywhere),
         classes={name: len(made) for name, made in (classes or {}).items()},
         warnings=_warnings(default, rejected, manifests.values()),
     )
-
-
-def _content_digest(folder: Path) -> str:
-    """sha256, hex, over the names and digests of all data files: the same rows in the same files give the same."""
-    files = {path.relative_to(folder).as_posix(): file_digest(path) for path in sorted(folder.rglob("*.parquet"))}
-    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 
 def label_classes(store: Store, publications: Sequence[Mapping[str, Any]]) -> Classes:
@@ -427,8 +321,8 @@ def _shard_rows(
             tally.reviewed += review["reviewed"]
             tally.corrected += review["corrected"]
             yield PublishedRow(
-                image=_image(record_id, image["image"]),
-                pose=_image(f"{record_id}_pose", pose["pose_map"]),
+                image=published_image(record_id, image["image"]),
+                pose=published_image(f"{record_id}_pose", pose["pose_map"]),
                 caption=text["caption"],
                 image_id=record_id,
                 source_id=image["source_id"],
@@ -468,10 +362,6 @@ def _hard_texts(store: Store, publications: Sequence[Mapping[str, Any]]) -> dict
     for shard, ids in wanted.items():
         found |= store.rows("decompose", shard, ["caption", "factors"], ids)
     return found
-
-
-def _image(name: str, data: bytes) -> PublishedImage:
-    return PublishedImage(bytes=data, path=f"{name}.png" if data.startswith(b"\x89PNG") else f"{name}.jpg")
 
 
 def _rejections(store: Store, shards: Shards) -> Iterator[PublishedRejection]:

@@ -163,6 +163,6 @@ STAGE = Stage(
 
 
 if __name__ == "__main__":
-    from pipeline.run_stage import stage_main
+    from pipeline.push import publish_main
 
-    raise SystemExit(stage_main("publish"))
+    raise SystemExit(publish_main())

@@ -16,11 +16,12 @@ from pipeline.core.stage import parse_shard
 from pipeline.core.workers import use_one_thread
 
 
-def stage_main(name: str, argv: Sequence[str] | None = None) -> int:
-    """`python -m pipeline.<stage>`."""
+def stage_main(name: str, argv: Sequence[str] | None = None, epilog: str | None = None) -> int:
+    """`python -m pipeline.<stage>`. epilog: the last words of its help."""
     use_one_thread()
     made = stages.stage(name)
     parser = common_parser(f"pipeline.{name}", f"Stage {name}: {made.summary}.")
+    parser.epilog = epilog
     parser.add_argument("--shard", metavar="N", help="3 is train-003, test-0 is test-000 (default: all shards)")
     parser.add_argument("--force", action="store_true", help="build again even where nothing has changed")
     parser.add_argument("--with-upstream", action="store_true", help="first build what this stage reads")

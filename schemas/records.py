@@ -312,6 +312,68 @@ class ClassedRow(PublishedRow):
     scene_class: str | None
 
 
+class ImportedRow(Model):
+    """A row that did not come out of this project's stages: `PublishedRow`, with null where nobody knows a value.
+
+    image_id: unique in its split. captions: all captions where there may be several; `caption` is the first of them,
+    and null means that it is the only one. match_id: what images that answer each other's captions share; null means
+    that an image answers its own captions alone. hard_image_id may name an image that is not in the split.
+    """
+
+    image: PublishedImage
+    pose: PublishedImage | None = None
+    caption: str
+    captions: tuple[str, ...] | None = None
+    image_id: str
+    match_id: str | None = None
+    source_id: str | None = None
+    source_caption: str | None = None
+    kind: Kind | None = None
+    behavior: Behavior | None = None
+    action: str | None = None
+    anomaly: str | None = None
+    scene: str | None = None
+    factors: Factors | None = None
+    hard_image_id: str | None = None
+    hard_caption: str | None = None
+    hard_factors: Factors | None = None
+    pair_id: str | None = None
+    video: str | None = None
+    transition_time_s: float | None = None
+    keypoints: tuple[PersonKeypoints, ...] | None = None
+    width: int
+    height: int
+    sha256: str
+    seed: int | None = None
+    generator: Engine | None = None
+    captioner: Engine | None = None
+    labeller: Engine | None = None
+    decomposer: Engine | None = None
+    reviewed: bool | None = None
+
+    @model_validator(mode="after")
+    def _captions_begin_with_the_caption(self) -> Self:
+        if self.captions is not None and (not self.captions or self.captions[0] != self.caption):
+            raise ValueError("caption must be the first of captions")
+        return self
+
+
+class ImportedRejection(Model):
+    """A row of other people's annotations that could not become an `ImportedRow`: where it stands, and why.
+
+    file: relative to the folder. line, row: from 1; row counts the objects of the file, broken ones among them; line is
+    null in a file that is one array.
+    """
+
+    split: str
+    file: str
+    line: int | None
+    row: int
+    image_id: str | None
+    reason: str
+    detail: str
+
+
 class Rejection(Model):
     """A record that went no further: rejected with a reason from its stage's list, or failed with the error.
 

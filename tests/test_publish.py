@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -342,7 +343,7 @@ def test_strays_in_the_folder_are_not_loaded_and_survive_a_new_delivery(fresh, t
 def test_a_kill_at_any_rename_of_the_swap_loses_neither_the_dataset_nor_strays(fresh, monkeypatch):
     profile, store = fresh
     (profile.out / "notes.txt").write_text("keep me", "utf-8")
-    real_rename, real_rmtree = Path.rename, delivery.shutil.rmtree
+    real_rename, real_rmtree = Path.rename, shutil.rmtree
     changes = itertools.count()
 
     class Killed(BaseException):
@@ -366,14 +367,14 @@ def test_a_kill_at_any_rename_of_the_swap_loses_neither_the_dataset_nor_strays(f
             real_rmtree(path)
 
         monkeypatch.setattr(Path, "rename", rename)
-        monkeypatch.setattr(delivery.shutil, "rmtree", rmtree)
+        monkeypatch.setattr(shutil, "rmtree", rmtree)
         try:
             publish_build(changed, store)
             finished = True
         except Killed:
             finished = False
         monkeypatch.setattr(Path, "rename", real_rename)
-        monkeypatch.setattr(delivery.shutil, "rmtree", real_rmtree)
+        monkeypatch.setattr(shutil, "rmtree", real_rmtree)
         publish_build(changed, store)
         assert delivery_stands(changed, store)
         assert (profile.out / "notes.txt").read_text("utf-8") == "keep me"
@@ -386,7 +387,7 @@ def test_a_kill_at_any_rename_of_the_swap_loses_neither_the_dataset_nor_strays(f
 def test_a_dataset_that_a_kill_left_aside_is_back_even_where_the_next_delivery_fails(fresh, monkeypatch):
     profile, store = fresh
     before = every_file(profile.out)
-    profile.out.rename(delivery._Place(profile.out, store.build_dir)._old)
+    profile.out.rename(delivery.Place(profile.out, store.build_dir)._old)
 
     def disk_full(*_):
         raise OSError("no space left")

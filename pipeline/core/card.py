@@ -344,15 +344,30 @@ def front_matter(facts: CardFacts) -> dict[str, Any]:
         "language": ["en"],
         "annotations_creators": ["machine-generated"],
         "task_categories": ["text-retrieval", "image-feature-extraction"],
-        "tags": [*tags, *(["simulated"] if facts.shows_simulated else [])],
+        "tags": [*tags, *(["simulated"] if facts.shows_simulated else []), *_footage_tags(facts)],
         "size_categories": [size_category(total)],
+        **files_head(facts.configs),
+    }
+
+
+SIMULATED_FOOTAGE_TAG = "simulated-footage"
+"""The tag of a dataset whose frames of videos show simulated people; without it they are real people's."""
+
+
+def _footage_tags(facts: CardFacts) -> list[str]:
+    return [SIMULATED_FOOTAGE_TAG] if facts.simulated_footage and facts.rows("test") else []
+
+
+def files_head(configs: Sequence[ConfigFiles]) -> dict[str, Any]:
+    """What `datasets` reads of the head: which files are which split, and what is in them."""
+    return {
         "configs": [
             {
                 "config_name": config.name,
                 **({"default": True} if config.name == "default" else {}),
                 "data_files": [{"split": each.name, "path": each.pattern} for each in config.splits],
             }
-            for config in facts.configs
+            for config in configs
         ],
         "dataset_info": [
             {
@@ -365,7 +380,7 @@ def front_matter(facts: CardFacts) -> dict[str, Any]:
                 "download_size": sum(each.disk_bytes for each in config.splits),
                 "dataset_size": sum(each.memory_bytes for each in config.splits),
             }
-            for config in facts.configs
+            for config in configs
         ],
     }
 
