@@ -73,4 +73,5 @@ def random_batch(options: NetworkOptions, count: int, seed: int = 0) -> Batch:
             random_pictures(count, side, generator),
         ),
         parts={factor: texts() for factor in FACTORS},
+        actions=torch.zeros(count, dtype=torch.int64),
     )

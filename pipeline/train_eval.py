@@ -1,7 +1,7 @@
 """Trains and evaluates a model on a published dataset: `python -m pipeline.train_eval --model seda`.
 
 The run's folder holds its settings, its latest state (a stopped run goes on from there), the last and the best weights,
-the log, its curves, and for each of the two weights the figures, rankings and examples on the test split.
+the log, its curves, its costs, and for each of the two weights the figures, rankings and examples on the test split.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pipeline.core.errors import UserError
 
 if TYPE_CHECKING:
     from pipeline.models.config import Recipe
+    from pipeline.training.costs import Costs
     from pipeline.training.evaluate import Evaluation, EvaluationSettings
     from pipeline.training.samples import Sample, SampleSet
     from pipeline.training.trainer import Clock
@@ -39,16 +40,26 @@ _SEED_OF_WEIGHTS = "weights"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line. Exit codes: 0 done, 2 wrong input; a stopped run goes on when the command is repeated."""
-    options = _parser().parse_args(argv)
+    options = _parsed(argv)
 
     def run() -> int:
         if options.list:
             print(list_of_recipes())
             return cli.DONE
+        if options.analyse and (options.compare or options.sweep):
+            raise UserError("--analyse is for one run, not for --compare or --sweep")
+        if options.compare or options.sweep:
+            from pipeline.compare import several_runs
+
+            return several_runs(options, _parser())
+        if options.seeds is not None or options.jobs is not None or options.background:
+            raise UserError("--seeds, --jobs and --background go with --compare or --sweep")
         if options.evaluate:
             if options.checkpoint is None:
                 raise UserError("--evaluate wants --checkpoint FOLDER, e.g. runs/seda-small-seed42/best")
             return _evaluate_only(options)
+        if options.analyse:
+            return _analyse(options)
         if options.export_published is not None:
             return _export(options)
         if options.import_published is not None:
@@ -66,15 +77,29 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     what = parser.add_argument_group("what")
-    what.add_argument("--model", default="cmp", metavar="NAME", help="a recipe of --list (default: cmp)")
+    what.add_argument(
+        "--model",
+        default="cmp",
+        metavar="NAME",
+        help="a recipe of --list (default: cmp), or hf:NAME (or hf:FOLDER) for a dual encoder of transformers, e.g. "
+        "hf:openai/clip-vit-base-patch16: evaluated as it is, or trained further with --finetune",
+    )
+    what.add_argument("--finetune", action="store_true", help="train the dual encoder of --model hf:NAME on the data")
     what.add_argument("--list", action="store_true", help="show the recipes with the papers' rows, and stop")
     what.add_argument(
         "--data",
         default=DEFAULT_DATA,
         metavar="DATA",
-        help=f"a dataset of this project, or pab:FOLDER for PAB as released (default: {DEFAULT_DATA})",
+        help=f"a dataset of this project, pab:FOLDER for PAB as released, tipr:SET:FOLDER (CUHK-PEDES, ...), or, to "
+        f"evaluate, track4:FOLDER (default: {DEFAULT_DATA})",
     )
-    what.add_argument("--fraction", type=float, default=1.0, metavar="SHARE", help="of the training samples, by id")
+    what.add_argument(
+        "--fraction",
+        type=float,
+        default=1.0,
+        metavar="SHARE",
+        help="of the training samples, by id; 0 evaluates the weights that training would begin with",
+    )
     what.add_argument(
         "--reproduce",
         choices=("published", "paper"),
@@ -84,7 +109,8 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument(
         "--init",
         metavar="WEIGHTS",
-        help="where to start: none (default), minilm (a text side of width 384), xvlm16m:FILE, aptm:FILE or swin:FILE",
+        help="where to start: none (default), minilm (a text side of width 384), or FILE of published weights: "
+        "xvlm16m:FILE, x2vlm:FILE, aptm:FILE or swin:FILE",
     )
     what.add_argument(
         "--set",
@@ -117,9 +143,35 @@ def _parser() -> argparse.ArgumentParser:
     how.add_argument("--dry-run", action="store_true", help="say what would be done, and stop")
     judged = parser.add_argument_group("evaluation")
     judged.add_argument("--evaluate", action="store_true", help="only evaluate --checkpoint")
+    judged.add_argument(
+        "--analyse",
+        action="store_true",
+        help="only look into --checkpoint, a GradCO: figures and numbers of its anchors, gradients, geometry, streams "
+        "and weights on the test split (to RUN/analysis/WEIGHTS, or --out)",
+    )
     judged.add_argument("--checkpoint", type=Path, metavar="FOLDER", help="weights that save_pretrained wrote")
-    judged.add_argument("--fusion", metavar="KIND", help="single, itm_only, linear:WEIGHT or ref_world:PROCESSES")
+    judged.add_argument(
+        "--protocol",
+        metavar="NAME[,NAME]",
+        help="pab, ucc, multi-weather (default: pab); what tipr: and track4: data stand for needs no name",
+    )
+    judged.add_argument(
+        "--fusion", metavar="KIND", help="single, itm_only, similarity, linear:WEIGHT or ref_world:PROCESSES"
+    )
     judged.add_argument("--top-k", type=int, help="candidates a query that are matched (default: 128)")
+    several = parser.add_argument_group("several runs (each a process and a folder of its own; repeat it to go on)")
+    several.add_argument("--compare", metavar="MODELS", help="train and evaluate several models: cmp,seda,gradco")
+    several.add_argument(
+        "--sweep",
+        metavar="OPTION=VALUES",
+        help="--model (or several: cmp,seda) at several values: fraction=0,0.1,0.5,1, or any option of the recipe, "
+        "e.g. optimiser.lr=1e-4,3e-4",
+    )
+    several.add_argument("--seeds", metavar="N", help="how many seeds from 42 on, or a list: 7,8 (default: 3)")
+    several.add_argument(
+        "--jobs", type=int, metavar="N", help="runs at a time, which share the threads evenly (default: 1)"
+    )
+    several.add_argument("--background", action="store_true", help="go on after the terminal is closed")
     named = parser.add_argument_group("published names")
     named.add_argument(
         "--export-published",
@@ -136,6 +188,19 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options; a dual encoder that is not fine-tuned is trained on nothing."""
+    options = _parser().parse_args(arguments)
+    if is_dual(options.model) and not options.finetune and not (options.compare or options.sweep):
+        options.fraction, options.validation = 0.0, 0.0
+    return options
+
+
+def is_dual(model: str) -> bool:
+    """Whether a model's name is that of somebody else's dual encoder."""
+    return model.lower().startswith("hf:")
+
+
 def list_of_recipes() -> str:
     """The recipes with the papers' rows they stand for; the two generations of CMP stand in tables of their own."""
     from pipeline.models.recipes import RECIPES
@@ -150,6 +215,9 @@ def list_of_recipes() -> str:
                 if row.generation == generation
             ]
         parts.append(f"published, generation {generation} ({note}); PAB behaviour, percent\n{_table(lines)}")
+    parts.append(
+        "hf:NAME or hf:FOLDER: a dual encoder of transformers (CLIP, SigLIP, ALIGN, ...), zero-shot or with --finetune"
+    )
     return "\n\n".join(parts)
 
 
@@ -170,11 +238,19 @@ def recipe_of(options: argparse.Namespace) -> tuple[Recipe, str]:
     from pydantic import ValidationError
 
     from pipeline.models.config import Recipe
-    from pipeline.models.recipes import recipe_named, reproduce
+    from pipeline.models.recipes import dual_recipe, recipe_named, reproduce
     from pipeline.training.presets import preset_for, with_preset
 
     preset = preset_for(options.preset)
-    recipe = reproduce(with_preset(recipe_named(options.model), preset), options.reproduce)
+    if is_dual(options.model):
+        own = dual_recipe(options.model, options.finetune)
+        if options.init is not None:
+            raise UserError(f"--init {options.init}: {own.name} brings its own weights; leave --init out")
+    elif options.finetune:
+        raise UserError("--finetune goes with --model hf:NAME; the recipes of --list are trained anyway")
+    else:
+        own = recipe_named(options.model)
+    recipe = reproduce(with_preset(own, preset), options.reproduce)
     values = recipe.model_dump()
     for text in options.changes:
         name, equals, value = text.partition("=")
@@ -222,13 +298,54 @@ def _put(values: dict[str, Any], group: Any, name: str, value: Any, where: str) 
 
 def run_folder(options: argparse.Namespace, recipe: Recipe, preset: str) -> Path:
     """Where a run's files go."""
-    return options.out or Path("runs") / f"{recipe.name}-{preset}-seed{options.seed}"
+    if options.out is not None:
+        return Path(options.out)
+    if not is_dual(recipe.name):
+        return Path("runs") / f"{recipe.name}-{preset}-seed{options.seed}"
+    parts = [part for part in recipe.name.partition(":")[2].split("/") if part.strip(".")]
+    name = "-".join(["hf", *parts[-2:]])
+    return Path("runs") / (f"{name}-{preset}-seed{options.seed}" if options.finetune else f"{name}-zero-shot")
 
 
 def folder_of(arguments: Sequence[str]) -> Path:
     """Where the files of a run with these arguments go. Raises UserError for a recipe that there is not."""
-    options = _parser().parse_args(arguments)
+    options = _parsed(arguments)
     return run_folder(options, *recipe_of(options))
+
+
+def planned(arguments: Sequence[str]) -> tuple[dict[str, Any], str, int]:
+    """What a run with these arguments would be: the settings that its folder will hold, as far as they are known before
+    the data is read, the fusion's name, and how many candidates are matched. Raises UserError as the run would."""
+    options = _parsed(arguments)
+    _check_numbers(options)
+    recipe, preset = recipe_of(options)
+    scoring = _scoring(options, recipe)
+    return _settings_of(options, recipe, preset), scoring["fusion"].name, scoring["top_k"]
+
+
+def digests_of(arguments: Sequence[str]) -> tuple[str, str]:
+    """(what a run with these arguments would be trained on, what it would be tested on), as they are now."""
+    from pipeline.training.samples import drawn, load_samples, parted_by_source
+
+    options = _parsed(arguments)
+    if is_dual(options.model) and not options.finetune:
+        return _digest_of(), _digest_of(load_samples(options.data, "test"))
+    data = load_samples(options.data, "train", hard=recipe_of(options)[0].model.ihnm != "off")
+    parts = parted_by_source(drawn(data.samples, options.fraction), options.validation)
+    return _digest_of(*(data.of(each) for each in parts)), _digest_of(load_samples(options.data, "test"))
+
+
+def _settings_of(options: argparse.Namespace, recipe: Recipe, preset: str) -> dict[str, Any]:
+    return {
+        "recipe": recipe.model_dump(mode="json"),
+        "preset": preset,
+        "reproduce": options.reproduce,
+        "init": options.init or "none",
+        "fraction": options.fraction,
+        "validation": options.validation,
+        "seed": options.seed,
+        "accumulate": options.accumulate,
+    }
 
 
 def figures(folder: Path) -> str:
@@ -264,12 +381,16 @@ def _train(options: argparse.Namespace) -> int:
     import torch
 
     from pipeline.models.build import build_network
-    from pipeline.training.batches import Preparer
+    from pipeline.models.config import DualOptions
+    from pipeline.models.dual import load_dual
+    from pipeline.training.batches import Preparer, Preparing
+    from pipeline.training.costs import read_costs, write_costs
+    from pipeline.training.dual_batches import DualPreparer
     from pipeline.training.presets import initialise, parse_initial
     from pipeline.training.results import write_curves
     from pipeline.training.state import alone_in, check_settings
     from pipeline.training.texts import vocabulary
-    from pipeline.training.trainer import Clock, LoopSettings, train
+    from pipeline.training.trainer import Clock, LoopSettings, Trained, train
 
     clock = Clock()
     _check_numbers(options)
@@ -281,6 +402,7 @@ def _train(options: argparse.Namespace) -> int:
     together = _together()
     processes, main_process = together.num_processes, together.is_main_process
     training, validation, test = _sets(options, recipe, processes)
+    recipe = _with_phrases(recipe, training if len(training) else _all_training(options, recipe))
     settings = LoopSettings(
         seed=options.seed,
         accumulate=options.accumulate,
@@ -311,26 +433,33 @@ def _train(options: argparse.Namespace) -> int:
         say(f"would write to {folder}")
         return cli.DONE
     about = {
-        "recipe": recipe.model_dump(mode="json"),
-        "preset": preset,
-        "reproduce": options.reproduce,
-        "init": options.init or initial.kind,
+        **_settings_of(options, recipe, preset),
         "data": test.name,
-        "fraction": options.fraction,
-        "validation": options.validation,
-        "seed": options.seed,
-        "accumulate": options.accumulate,
         "precision": settings.precision,
         "processes": processes,
         "samples": _digest_of(training, validation),
+        "training pairs": len(training),
+        "train size": train_size(len(training)),
         "synonyms": synonyms is not None,
     }
-    network = build_network(recipe.model, _seed(options.seed))
-    start = initialise(network, initial)
+    preparer: Preparing
+    if isinstance(recipe.model, DualOptions):
+        network: Any = load_dual(recipe.model)
+        if len(training):
+            network.scale()  # or there is nothing to train with, which is said before anything is written
+        start = f"pretrained: all weights, from {recipe.name}"
+        words: Any = network.texts
+        preparer = DualPreparer(training, recipe.augmentation, network.pictures, words, options.seed)
+    else:
+        network = build_network(recipe.model, _seed(options.seed))
+        start = initialise(network, initial)
+        words = vocabulary(recipe.model.size.max_tokens)
+        network.prepare(words.tokens_of)
+        preparer = Preparer(training, recipe.model, recipe.augmentation, words, synonyms, stop_words, options.seed)
     say(start)
+    if len(training):
+        _tell_cut(words, training, say)
     check_settings(folder, about)
-    words = vocabulary(recipe.model.size.max_tokens)
-    preparer = Preparer(training, recipe.model, recipe.augmentation, words, synonyms, stop_words, options.seed)
 
     def validate() -> Evaluation | None:
         from pipeline.training.evaluate import evaluate
@@ -338,29 +467,70 @@ def _train(options: argparse.Namespace) -> int:
         return evaluate(network, held, words, evaluation) if len(held) else None
 
     def save_weights(name: str) -> None:
+        done = f"Trained on {test.name}" if len(training) else "Not trained"
+        epoch = f"; weights of the {name} epoch" if len(training) else ""
         notes = [
-            f"Trained on {test.name}, seed {options.seed}, preset {preset}; weights of the {name} epoch.",
+            f"{done}, seed {options.seed}, preset {preset}{epoch}.",
             f"Where it started: {start}.",
         ]
         network.save_pretrained(folder / name, recipe, notes)
 
     with alone_in(folder) if main_process else contextlib.nullcontext():
-        watch = _Watch(folder, recipe.epochs, main_process, clock)
+        costs = read_costs(folder)
+        costs.parameters, costs.start, costs.test = _count(network), start, _digest_of(test)
+        watch = _Watch(folder, recipe.epochs, main_process, clock, costs)
         try:
-            trained = train(network, recipe, preparer, folder, settings, validate, save_weights, watch.observers())
+            if len(training):
+                observers = _looked_into(watch.observers(), network, held, words, folder, clock)
+                trained = train(network, recipe, preparer, folder, settings, validate, save_weights, observers)
+            else:
+                trained = Trained()
+                if not is_dual(recipe.name):  # whose weights are where they came from
+                    save_weights(WEIGHTS[0])
         finally:
             watch.close()
         if not main_process:
             return cli.DONE
+        watch.tell_costs()
         write_curves(folder, trained.log)
         if trained.left_out:
             say(f"left out: {trained.left_out} times a sample whose picture cannot be read, see {folder / UNREADABLE}")
         for name in WEIGHTS:
-            if (folder / name).is_dir():
-                _judge(folder / name, folder / EVALUATION / name, test, evaluation, {"weights": name, **_who(about)})
+            as_it_is = network if is_dual(recipe.name) and not len(training) and name == WEIGHTS[0] else None
+            if (folder / name).is_dir() or as_it_is is not None:
+                who = {"weights": name, **_who(about)}
+                where = folder / EVALUATION / name
+                spent = _judge(folder / name, where, test, evaluation, who, as_it_is, options)
+                costs.query_milliseconds[name] = round(spent, 3)
         clock.lap("evaluation")
         _tell_times(folder, clock.seconds)
+        costs.finished = True
+        write_costs(folder, costs)
     return cli.DONE
+
+
+def _looked_into(observers: Any, network: Any, held: SampleSet, words: Any, folder: Path, clock: Clock) -> Any:
+    """The observers; for a network with anchors they also measure a few held-out pairs at the start and after each
+    epoch (`analysis/epochs.jsonl`). Training is the same with it and without."""
+    if observers is None or getattr(network, "offload", None) is None or not len(held):
+        return observers
+    from pipeline.training.mechanisms import Snapshots
+
+    snapshots, tell = Snapshots(network, held, words, folder), observers.epoch
+
+    def epoch(line: Mapping[str, Any]) -> None:
+        tell(line)
+        clock.lap("saving")
+        snapshots.take(line["epoch"] + 1)
+        clock.lap("analysis")
+
+    snapshots.begin()
+    observers.epoch = epoch
+    return observers
+
+
+def _count(network: Any) -> int:
+    return sum(each.numel() for each in network.parameters())
 
 
 def _tell_times(folder: Path, seconds: Mapping[str, float]) -> None:
@@ -380,23 +550,41 @@ def _sets(options: argparse.Namespace, recipe: Recipe, processes: int) -> tuple[
     for the recipe."""
     from pipeline.training.samples import drawn, load_samples, parted_by_source
 
+    test = _test_set(options)
+    if is_dual(recipe.name) and not options.finetune:
+        return test.of(()), test.of(()), test
     data = load_samples(options.data, "train", hard=recipe.model.ihnm != "off")
-    test = load_samples(options.data, "test")
     training, validation = parted_by_source(drawn(data.samples, options.fraction), options.validation)
-    _check_data(data, training, options, processes)
-    _check_test(test)
+    if options.fraction:
+        _check_data(data, training, options, processes)
     for each in (data, test):
         _check_poses(each, recipe)
     return data.of(training), data.of(validation), test
 
 
+def _test_set(options: argparse.Namespace) -> SampleSet:
+    """What the first protocol searches in. Raises UserError."""
+    from pipeline.training.protocol_runs import protocols_of, set_of
+
+    test = set_of(options.data, protocols_of(options.data, options.protocol)[0])
+    _check_test(test)
+    return test
+
+
 def _who(about: Mapping[str, Any]) -> dict[str, Any]:
-    return {"model": about["recipe"]["name"], **{name: about[name] for name in ("preset", "reproduce", "data", "seed")}}
+    """Whose figures these are, with the size of what was trained on (0.1M and 1M are the papers')."""
+    told = {"model": about["recipe"]["name"]}
+    told |= {name: about[name] for name in ("preset", "reproduce", "data", "seed")}
+    return told | {name: about[name] for name in ("fraction", "training pairs", "train size") if name in about}
+
+
+def train_size(pairs: int) -> str | None:
+    """`0.1M` or `1M` for as many training pairs as the papers' settings have, give or take a tenth; None for others."""
+    return next((name for name, size in (("0.1M", 100_000), ("1M", 1_013_605)) if abs(pairs - size) <= size / 10), None)
 
 
 def _evaluate_only(options: argparse.Namespace) -> int:
     from pipeline.training.evaluate import EvaluationSettings
-    from pipeline.training.samples import load_samples
 
     _check_numbers(options)
     _threads(options)
@@ -404,8 +592,7 @@ def _evaluate_only(options: argparse.Namespace) -> int:
         return cli.DONE
     checkpoint: Path = options.checkpoint
     run = _run_of(checkpoint)
-    test = load_samples(options.data, "test")
-    _check_test(test)
+    test = _test_set(options)
     about = {"weights": checkpoint.name, "data": test.name}
     if run is None:
         settings = EvaluationSettings(**_given(options))
@@ -413,8 +600,58 @@ def _evaluate_only(options: argparse.Namespace) -> int:
         settings = _evaluation_settings(options, run[0])
         about = {"weights": checkpoint.name, **_who(run[1]), "data": test.name}
     folder = options.out or _folder_alone(checkpoint, test, settings)
-    _judge(checkpoint, folder, test, settings, about)
+    _judge(checkpoint, folder, test, settings, about, asked=options)
     return cli.DONE
+
+
+def _analyse(options: argparse.Namespace) -> int:
+    """Figures and numbers of what goes on inside a GradCO."""
+    if options.checkpoint is None:
+        raise UserError("--analyse wants --checkpoint FOLDER, e.g. runs/gradco-small-seed42/last")
+    _check_numbers(options)
+    folder = options.out or options.checkpoint.parent / "analysis" / options.checkpoint.resolve().name
+    _threads(options)
+    paths, summary = analysed(options.checkpoint, options.data, folder)
+    width = max(len(name) for name, _ in summary)
+    for name, value in summary:
+        print(f"{name.ljust(width)}  {value}")
+    for path in paths:
+        print(f"wrote {path}")
+    return cli.DONE
+
+
+def analysed(checkpoint: Path, data: str, folder: Path) -> tuple[list[Path], list[tuple[str, str]]]:
+    """Look into a GradCO's saved weights on the test split of `data`. Returns the paths that were written into
+    `folder`, the summary first, and the main numbers. Raises UserError for another model."""
+    import torch
+
+    from pipeline.models.build import load_network
+    from pipeline.models.pretrained import saved_config
+    from pipeline.training.samples import load_samples
+
+    model = saved_config(checkpoint).get("model")
+    if model != "gradco":
+        raise UserError(f"{checkpoint}: --analyse looks into GradCO's streams and anchors, and this is {model}")
+    from pipeline.training.analysis_figures import summary_of, write_analysis
+    from pipeline.training.mechanisms import EPOCHS, FOLDER, analyse, read_epochs
+    from pipeline.training.texts import vocabulary
+
+    test = load_samples(data, "test")
+    _check_test(test)
+    network: Any = load_network(checkpoint).to("cuda" if torch.cuda.is_available() else "cpu")
+    # Epochs are those of the last weights' run; the best ones are from one of them.
+    epochs = read_epochs(checkpoint.parent / FOLDER / EPOCHS)
+    bars: dict[str, cli.Bar] = {}
+
+    def progress(what: str, done: int, total: int) -> None:
+        bars.setdefault(what, cli.Bar(f"{checkpoint.name}: {what}"))(done, total)
+
+    found = analyse(network, test, vocabulary(network.options.size.max_tokens), epochs, progress)
+    for bar in bars.values():
+        bar.close()
+    queries = sum(len(each.captions) for each in test.samples)
+    about = {"weights": str(checkpoint), "data": f"test split of {test.name}, {len(test)} images, {queries} captions"}
+    return write_analysis(folder, found, about), summary_of(found)
 
 
 def _folder_alone(checkpoint: Path, test: SampleSet, settings: EvaluationSettings) -> Path:
@@ -428,11 +665,15 @@ def _folder_alone(checkpoint: Path, test: SampleSet, settings: EvaluationSetting
 def _export(options: argparse.Namespace) -> int:
     """A checkpoint under the published names."""
     from pipeline.models.build import load_network
+    from pipeline.models.network import PairNetwork
     from pipeline.models.published import write_published
 
     if options.checkpoint is None:
         raise UserError("--export-published wants --checkpoint FOLDER, e.g. runs/seda-paper-seed42/best")
-    write_published(load_network(options.checkpoint), options.export_published)
+    network = load_network(options.checkpoint)
+    if not isinstance(network, PairNetwork):
+        raise UserError(f"--export-published: {options.checkpoint} is transformers' own, it has no published code here")
+    write_published(network, options.export_published)
     print(f"wrote {options.export_published}")
     return cli.DONE
 
@@ -440,6 +681,7 @@ def _export(options: argparse.Namespace) -> int:
 def _import(options: argparse.Namespace) -> int:
     """Published weights as a folder of this project."""
     from pipeline.models.build import build_network
+    from pipeline.models.config import DualOptions
     from pipeline.models.pretrained import CONFIG_FILE
     from pipeline.models.published import load_published
 
@@ -450,6 +692,8 @@ def _import(options: argparse.Namespace) -> int:
     if options.preset == "auto":
         options.preset = "paper"  # that of all published weights, whatever this machine has
     recipe, _ = recipe_of(options)
+    if isinstance(recipe.model, DualOptions):
+        raise UserError(f"--import-published: {recipe.name} is read by its name or folder as it is")
     network = build_network(recipe.model, _seed(options.seed))
     found = load_published(network, options.import_published)
     if found.missing:
@@ -483,28 +727,80 @@ def _run_of(checkpoint: Path) -> tuple[Recipe, Mapping[str, Any]] | None:
 
 
 def _judge(
-    checkpoint: Path, folder: Path, test: SampleSet, settings: EvaluationSettings, about: Mapping[str, Any]
-) -> None:
-    """Evaluate saved weights on the test split, print the figures and write them down."""
+    checkpoint: Path,
+    folder: Path,
+    test: SampleSet,
+    settings: EvaluationSettings,
+    about: Mapping[str, Any],
+    network: Any = None,
+    asked: argparse.Namespace | None = None,
+) -> float:
+    """Evaluate saved weights (or a network that is not saved) on `test` by the first protocol that is asked for, then
+    by the others, each into a folder of its own; print the figures and write them down.
+
+    Returns the milliseconds a query: from the gallery's features being there to the end of scoring (encoding the
+    queries, ranking by features, matching the candidates, fusing and ranking anew), over the number of queries.
+    """
+    import time
+
     import torch
 
     from pipeline.models.build import load_network
-    from pipeline.training.evaluate import evaluate
-    from pipeline.training.results import format_metrics, write_results
-    from pipeline.training.texts import vocabulary
+    from pipeline.training.protocol_runs import SHORT, protocols_of, run_protocol, set_of
 
-    network = load_network(checkpoint).to("cuda" if torch.cuda.is_available() else "cpu")
+    names = protocols_of(test.name, asked.protocol if asked else None)
+    shown = str(checkpoint) if network is None else network.options.weights
+    network = load_network(checkpoint) if network is None else network
+    network.to("cuda" if torch.cuda.is_available() else "cpu")
+    words = _reader_of(network)
     bars: dict[str, cli.Bar] = {}
+    since = time.perf_counter()
 
     def progress(what: str, done: int, total: int) -> None:
+        nonlocal since
+        if what == "images":
+            since = time.perf_counter()
         bars.setdefault(what, cli.Bar(f"{checkpoint.name}: {what}"))(done, total)
 
-    found = evaluate(network, test, vocabulary(network.options.size.max_tokens), settings, progress)
-    for bar in bars.values():
-        bar.close()
-    print(f"\ntest split of {test.name}, weights {checkpoint}\n{format_metrics(found)}")
-    for path in write_results(folder, found, test, about):
-        print(f"wrote {path}")
+    cut = _tell_cut(words, test, print)
+    about = about if cut is None else {**about, "captions cut": cut}
+    milliseconds = 0.0
+    for number, protocol in enumerate(names):
+        place, data = folder, test
+        if number:
+            place, data = folder / SHORT.get(protocol, protocol), set_of(test.name, protocol)
+        found = run_protocol(protocol, network, data, words, settings, place, about, progress)
+        if not number:
+            milliseconds = 1000 * (time.perf_counter() - since) / found.queries
+        for bar in bars.values():
+            bar.close()
+        bars.clear()
+        print(f"\n{protocol}: {data.split} split of {data.name}, weights {shown}\n{found.text}")
+        for path in found.paths:
+            print(f"wrote {path}")
+    return milliseconds
+
+
+def _reader_of(network: Any) -> Any:
+    """What makes captions into the network's tokens."""
+    from pipeline.models.dual import DualEncoder
+    from pipeline.training.texts import vocabulary
+
+    return network.texts if isinstance(network, DualEncoder) else vocabulary(network.options.size.max_tokens)
+
+
+def _tell_cut(words: Any, data: SampleSet, say: Callable[[str], None]) -> int | None:
+    """How many captions are longer than a dual encoder reads, said where there are any; None for other networks."""
+    from pipeline.models.dual import DualTexts
+
+    if not isinstance(words, DualTexts):
+        return None
+    captions = [caption for sample in data.samples for caption in sample.captions]
+    cut = words.cut(captions)
+    if cut:
+        say(f"note: {cut} of {len(captions)} captions of the {data.split} split are longer than {words.max_tokens} "
+            "tokens and are cut there")  # fmt: skip
+    return cut
 
 
 def _given(options: argparse.Namespace) -> dict[str, Any]:
@@ -521,17 +817,26 @@ def _given(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _evaluation_settings(options: argparse.Namespace, recipe: Recipe) -> EvaluationSettings:
-    from pipeline.retrieval.fusion import Fusion
     from pipeline.training.evaluate import EvaluationSettings
+
+    return EvaluationSettings(**_scoring(options, recipe))
+
+
+def _scoring(options: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
+    """fusion and top_k: what the options say, else the recipe."""
+    from pipeline.retrieval.fusion import Fusion
 
     own = recipe.evaluation
     fusion = Fusion(own.fusion, own.ref_world if own.fusion == "ref_world" else 1, own.itc_weight)
-    return EvaluationSettings(**{"top_k": own.top_k, "fusion": fusion, **_given(options)})
+    found = {"top_k": own.top_k, "fusion": fusion, **_given(options)}
+    if is_dual(recipe.name) and found["fusion"].matches:
+        raise UserError(f"fusion {found['fusion'].name}: {recipe.name} has no matching head, so similarity alone ranks")
+    return found if found["fusion"].matches else {**found, "top_k": 0}
 
 
 def _check_numbers(options: argparse.Namespace) -> None:
-    if not 0 < options.fraction <= 1:
-        raise UserError(f"--fraction {options.fraction}: a share above 0, up to 1")
+    if not 0 <= options.fraction <= 1:
+        raise UserError(f"--fraction {options.fraction}: a share from 0 to 1")
     if not 0 <= options.validation < 1:
         raise UserError(f"--validation {options.validation}: a share of the sources, from 0 to below 1")
     for name, least in (("accumulate", 1), ("save_every", 0), ("workers", 0), ("threads", 1)):
@@ -572,8 +877,32 @@ def _check_poses(data: SampleSet, recipe: Recipe) -> None:
         )
 
 
+def _all_training(options: argparse.Namespace, recipe: Recipe) -> SampleSet:
+    """The whole training split: what names an untrained network's phrases."""
+    from pipeline.training.samples import load_samples
+
+    return load_samples(options.data, "train", hard=recipe.model.ihnm != "off")
+
+
+def _with_phrases(recipe: Recipe, training: SampleSet) -> Recipe:
+    """The recipe with the action codebook of the training data, where the model has one and none is given."""
+    from pipeline.models.config import LightairOptions
+    from pipeline.models.recipes import changed
+    from pipeline.training.phrases import action_phrases
+
+    if not isinstance(recipe.model, LightairOptions) or recipe.model.codebook.phrases:
+        return recipe
+    phrases = action_phrases(each.label for each in training.samples)
+    if not phrases:
+        raise UserError(
+            f"{training.name}: no action or anomaly is named twice, so {recipe.name} has no codebook; give data that "
+            "has them, or --set 'model.codebook.phrases=[walking, falling]'"
+        )
+    return changed(recipe, {"model.codebook.phrases": phrases})
+
+
 def _without_parts(data: SampleSet, recipe: Recipe) -> list[str]:
-    if recipe.model.model != "seda" or any(part for each in data.samples for part in each.factors):
+    if recipe.model.model != "seda" or not len(data) or any(part for each in data.samples for part in each.factors):
         return []
     return [f"{data.name}: no caption has parts (annotation/train_decouple), so that the whole caption stands for each"]
 
@@ -658,25 +987,27 @@ def _synonyms(recipe: Recipe, say: Callable[[str], None]) -> tuple[Any, frozense
 def _held_out(validation: SampleSet, say: Callable[[str], None]) -> SampleSet:
     """What each epoch is judged on; empty, with a note, where that cannot be.
 
-    One image of each kind and source, so that the gallery holds no person drawn from the same words twice.
+    All images that were held out. Those of one source and behaviour were drawn from the same words, so each answers the
+    captions of the others.
     """
-    chosen: dict[tuple[str, bool | None], Sample] = {}
-    for sample in sorted(validation.samples, key=lambda each: each.id):
-        chosen.setdefault((sample.source, sample.normal), sample)
-    held = validation.of(sorted(chosen.values(), key=lambda each: each.id))
-    if len(held) > 1 and _some_readable(held):
-        return held
+    from dataclasses import replace
+
+    if len(validation) > 1 and _some_readable(validation):
+        return validation.of(
+            [replace(each, match_id=each.match_id or f"{each.source} {each.normal}") for each in validation.samples]
+        )
     if len(validation):
-        why = "there is but one" if len(held) == 1 else "no picture can be read"
+        why = "there is but one" if len(validation) == 1 else "no picture can be read"
         say(f"note: the best epoch is not chosen: of the {len(validation)} samples held out for it {why}")
-    return held.of(())
+    return validation.of(())
 
 
 class _Watch:
     """A bar with ETA on a terminal, a line an epoch, and TensorBoard's file."""
 
-    def __init__(self, folder: Path, epochs: int, shown: bool, clock: Clock) -> None:
+    def __init__(self, folder: Path, epochs: int, shown: bool, clock: Clock, costs: Costs) -> None:
         self._folder, self._epochs, self._shown, self._clock = folder, epochs, shown, clock
+        self._costs, self._seconds_before = costs, costs.seconds
         self._bar = cli.Bar("training", unit="steps")
         self._board: Any = None
         self._told: set[str] | None = None
@@ -686,12 +1017,31 @@ class _Watch:
 
         if not self._shown:
             return None
-        return Observers(step=self._step, epoch=self._epoch, unreadable=self._unreadable, clock=self._clock)
+        return Observers(step=self._step, epoch=self._epoch, unreadable=self._unreadable, saved=self.tell_costs,
+                         clock=self._clock)  # fmt: skip
 
     def close(self) -> None:
         self._bar.close()
         if self._board is not None:
             self._board.close()
+
+    def tell_costs(self) -> None:
+        """Write down what training cost so far; a process that did no step adds nothing."""
+        import torch
+
+        from pipeline.training.costs import peak_memory, write_costs
+
+        costs = self._costs
+        costs.device = costs.device or (torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu")
+        if "steps" in self._clock.seconds:
+            own = sum(spent for what, spent in self._clock.seconds.items() if what != "analysis")
+            costs.seconds = round(self._seconds_before + own, 3)
+            costs.peak_memory = max(costs.peak_memory or 0, round(peak_memory() or 0, 1)) or None
+            if torch.cuda.is_available():
+                allocated = round(torch.cuda.max_memory_allocated() / 2**20, 1)
+                costs.peak_gpu_memory = max(costs.peak_gpu_memory or 0, allocated)
+            costs.threads = sorted({*costs.threads, torch.get_num_threads()})
+        write_costs(self._folder, costs)
 
     def _step(self, done: int, total: int, losses: Mapping[str, float]) -> None:
         self._bar(done, total)

@@ -407,7 +407,7 @@ def test_options_are_changed_one_by_one_by_groups_and_in_words_that_yaml_takes_f
         (("--set", "model.size.image.image_size=30"), "model.size.image: image_size 30 is not a multiple of"),
         (("--batch-size", "1"), "batch_size: Input should be greater than or equal to 2"),
         (("--epochs", "0"), "epochs: Input should be greater than or equal to 1"),
-        (("--fraction", "0"), "--fraction 0.0: a share above 0, up to 1"),
+        (("--fraction", "1.5"), "--fraction 1.5: a share from 0 to 1"),
         (("--validation", "1"), "--validation 1.0: a share of the sources"),
         (("--workers", "-1"), "--workers -1: at least 0"),
         (("--accumulate", "0"), "--accumulate 0: at least 1"),

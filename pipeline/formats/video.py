@@ -123,6 +123,16 @@ def choose_frames(starts_s: Sequence[float] | np.ndarray, duration_s: float, tra
     return before, after
 
 
+@dataclass(frozen=True)
+class ClipMoments:
+    """What a clip shows at some times, in the order asked; None where it shows nothing. The rest: as in ClipFrames."""
+
+    frames: tuple[ShownFrame | None, ...]
+    duration_s: float
+    decoder: Decoder
+    frame_count: int
+
+
 class FrameReader:
     """Reads clips one after the other in a child process, which is started when first needed.
 
@@ -164,13 +174,39 @@ class FrameReader:
             raise ValueError(f"the transition time is {transition_s}")
         if transition_s <= 0:
             raise VideoError("nothing_before_transition", f"the transition is at {transition_s:g} s")
+        answer, images = self._request("pair", path, {"transition_s": float(transition_s)})
+        before, after = images
+        assert before is not None
+        assert after is not None
+        return ClipFrames(before, after, float(answer["duration_s"]), answer["decoder"], int(answer["frame_count"]))
+
+    def duration(self, path: Path) -> float:
+        """The end of the clip's last frame in seconds, as its container says; nothing but the first frame is decoded.
+
+        Raises as `read_pair` does.
+        """
+        return float(self._request("duration", path, {})[0]["duration_s"])
+
+    def read_at(self, path: Path, times_s: Sequence[float]) -> ClipMoments:
+        """The frames shown at these times, which may come in any order and twice.
+
+        Raises as `read_pair` does; a time at which the clip shows nothing is no error.
+        """
+        if not all(math.isfinite(time_s) for time_s in times_s):
+            raise ValueError(f"a time is not finite: {list(times_s)}")
+        answer, images = self._request("times", path, {"times_s": [float(time_s) for time_s in times_s]})
+        return ClipMoments(tuple(images), float(answer["duration_s"]), answer["decoder"], int(answer["frame_count"]))
+
+    def _request(self, what: str, path: Path, asked: dict[str, Any]) -> tuple[dict[str, Any], list[ShownFrame | None]]:
+        """The child's answer and its frames."""
         if not path.is_file():
             raise VideoError("unreadable_video", "no such file")
         request = {
+            "what": what,
             "path": str(path.resolve()),
-            "transition_s": float(transition_s),
             "max_pixels": self.max_pixels,
             "deadline_s": self.deadline_s,
+            **asked,
         }
         with self._lock:
             child = self._running_child()
@@ -209,7 +245,9 @@ class FrameReader:
             raise UserError(f"cannot decode videos ({ready['missing']}): pip install av decord==0.6.0")
         return self._child
 
-    def _ask(self, child: subprocess.Popen[bytes], request: dict[str, Any]) -> ClipFrames:
+    def _ask(
+        self, child: subprocess.Popen[bytes], request: dict[str, Any]
+    ) -> tuple[dict[str, Any], list[ShownFrame | None]]:
         assert child.stdin is not None
         try:
             child.stdin.write(json.dumps(request).encode("ascii") + b"\n")
@@ -219,8 +257,7 @@ class FrameReader:
         header = answer.header()
         if "reason" in header:
             raise VideoError(str(header["reason"]), str(header["detail"])[:500])
-        before, after = (self._frame(answer, part) for part in (header["before"], header["after"]))
-        return ClipFrames(before, after, float(header["duration_s"]), header["decoder"], int(header["frame_count"]))
+        return header, [None if part is None else self._frame(answer, part) for part in header["frames"]]
 
     def _frame(self, answer: _Answer, part: dict[str, Any]) -> ShownFrame:
         height, width = (int(side) for side in part["size"])
@@ -328,6 +365,39 @@ def decode_pair(path: str, transition_s: float, max_pixels: int) -> ClipFrames:
         raise VideoError("frame_too_large", "not enough memory") from error
 
 
+def decode_times(path: str, times_s: Sequence[float], max_pixels: int) -> ClipMoments:
+    """`FrameReader.read_at` without the child process."""
+    import av
+
+    try:
+        container = _read_container(path, max_pixels)
+        if container.decord_may and (clip := _times_with_decord(path, container, times_s, max_pixels)):
+            return clip
+        starts, end, held = _pass_over(path, times_s, max_pixels)
+        frames: list[ShownFrame | None] = []
+        for time_s, frame in zip(times_s, held, strict=True):
+            shown = frame is not None and time_s < end
+            frames.append(_upright(frame, time_s) if frame is not None and shown else None)
+        return ClipMoments(tuple(frames), end, "pyav", len(starts))
+    except (av.error.FFmpegError, OSError) as error:
+        raise VideoError("unreadable_video", error.strerror or type(error).__name__) from error
+    except MemoryError as error:
+        raise VideoError("frame_too_large", "not enough memory") from error
+
+
+def container_duration(path: str, max_pixels: int) -> float:
+    """`FrameReader.duration` without the child process."""
+    import av
+
+    try:
+        container = _read_container(path, max_pixels)
+    except (av.error.FFmpegError, OSError) as error:
+        raise VideoError("unreadable_video", error.strerror or type(error).__name__) from error
+    if not container.starts_s:
+        raise VideoError("unreadable_video", "no frame has a time")
+    return container.end_s
+
+
 @contextlib.contextmanager
 def _opened(path: str, max_pixels: int, **options: str) -> Iterator[tuple[Any, Any]]:
     """The container and its best video stream."""
@@ -402,6 +472,45 @@ def _end(starts: list[float], last_length: float, default_length: float) -> floa
     return starts[-1] + last_length
 
 
+def _decord_reader(path: str, container: _Container) -> Any | None:
+    """A decord reader of the clip; None where it does not agree with the container. Raises whatever decord does."""
+    import decord
+
+    count = len(container.starts_s)
+    reader = decord.VideoReader(path, ctx=decord.cpu(0), num_threads=1)
+    if len(reader) != count:
+        return None
+    starts = np.asarray(reader.get_frame_timestamp(range(count)))[:, 0]
+    slack = _DECORD_TIME_SLACK_S * max(1.0, container.end_s / 60)
+    return None if np.abs(starts - np.asarray(container.starts_s)).max() > slack else reader
+
+
+def _times_with_decord(
+    path: str, container: _Container, times_s: Sequence[float], max_pixels: int
+) -> ClipMoments | None:
+    """The frames by decord; None when decord fails or does not agree with the container."""
+    import decord
+
+    starts, end = container.starts_s, container.end_s
+    places = [shown_frame(starts, time_s) if time_s < end else -1 for time_s in times_s]
+    try:
+        reader = _decord_reader(path, container)
+        if reader is None:
+            return None
+        # In the order of the clip, so that it seeks forwards alone.
+        images = {place: np.ascontiguousarray(reader[place].asnumpy()) for place in sorted(set(places) - {-1})}
+        reader[len(starts) - 1].asnumpy()
+    except (decord.DECORDError, RuntimeError, IndexError, ValueError):
+        return None
+    for image in images.values():
+        _check_size(image.shape[1], image.shape[0], max_pixels)
+    frames = [
+        None if place < 0 else ShownFrame(images[place], time_s, starts[place], place)
+        for time_s, place in zip(times_s, places, strict=True)
+    ]
+    return ClipMoments(tuple(frames), end, "decord", len(starts))
+
+
 def _decode_with_decord(path: str, container: _Container, transition_s: float, max_pixels: int) -> ClipFrames | None:
     """The pair by decord; None when decord fails or does not agree with the container."""
     import decord
@@ -410,13 +519,8 @@ def _decode_with_decord(path: str, container: _Container, transition_s: float, m
     wanted = middle_times(transition_s, container.end_s)
     count = len(container.starts_s)
     try:
-        reader = decord.VideoReader(path, ctx=decord.cpu(0), num_threads=1)
-        if len(reader) != count:
-            return None
-        starts = np.asarray(reader.get_frame_timestamp(range(count)))[:, 0]
-        if np.abs(starts - np.asarray(container.starts_s)).max() > _DECORD_TIME_SLACK_S * max(
-            1.0, container.end_s / 60
-        ):
+        reader = _decord_reader(path, container)
+        if reader is None:
             return None
         images = [np.ascontiguousarray(reader[index].asnumpy()) for index in (before, after)]
         reader[count - 1].asnumpy()  # the clip's duration stands only when its last frame can be decoded
@@ -442,9 +546,13 @@ def _decode_with_pyav(path: str, expected_end_s: float, transition_s: float, max
     for index, wanted_s, frame in zip((before, after), wanted, held, strict=True):
         assert frame is not None
         assert frame.index == index
-        image = _turn(frame.frame.to_ndarray(format="rgb24"), _orientation(frame.frame))
-        frames.append(ShownFrame(image, wanted_s, frame.start_s, index))
+        frames.append(_upright(frame, wanted_s))
     return ClipFrames(frames[0], frames[1], end, "pyav", len(starts))
+
+
+def _upright(held: _Held, wanted_s: float) -> ShownFrame:
+    image = _turn(held.frame.to_ndarray(format="rgb24"), _orientation(held.frame))
+    return ShownFrame(image, wanted_s, held.start_s, held.index)
 
 
 def _pass_over(path: str, wanted: Sequence[float], max_pixels: int) -> tuple[list[float], float, list[_Held | None]]:
@@ -537,22 +645,32 @@ def _serve() -> None:
         # Should the parent be gone while a decoder spins with the interpreter's lock held, the kernel ends us.
         signal.alarm(math.ceil(request.pop("deadline_s")) + 5)
         try:
-            clip = decode_pair(**request)
+            frames, about = _served(request.pop("what"), request)
         except VideoError as error:
             _answer(answers, {"reason": error.reason, "detail": error.detail})
         except Exception as error:
             _answer(answers, {"reason": "decoder_crashed", "detail": f"{type(error).__name__}: {error}"[:300]})
         else:
-            parts = {
-                side: {
+            parts = [
+                None
+                if frame is None
+                else {
                     "size": frame.image.shape[:2],
                     **{k: getattr(frame, k) for k in ("wanted_s", "start_s", "index")},
                 }
-                for side, frame in (("before", clip.before), ("after", clip.after))
-            }
-            about = {"duration_s": clip.duration_s, "decoder": clip.decoder, "frame_count": clip.frame_count}
-            _answer(answers, parts | about, clip.before.image, clip.after.image)
+                for frame in frames
+            ]
+            _answer(answers, {"frames": parts, **about}, *(frame.image for frame in frames if frame is not None))
         signal.alarm(0)
+
+
+def _served(what: str, asked: dict[str, Any]) -> tuple[Sequence[ShownFrame | None], dict[str, Any]]:
+    """The frames a request is for, and what is told of the clip beside them."""
+    if what == "duration":
+        return (), {"duration_s": container_duration(**asked)}
+    clip = decode_pair(**asked) if what == "pair" else decode_times(**asked)
+    frames = (clip.before, clip.after) if isinstance(clip, ClipFrames) else clip.frames
+    return frames, {"duration_s": clip.duration_s, "decoder": clip.decoder, "frame_count": clip.frame_count}
 
 
 def _answer(pipe: Any, header: dict[str, Any], *images: np.ndarray) -> None:

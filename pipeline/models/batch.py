@@ -55,13 +55,14 @@ class HardPairs(Moving):
     """The counterparts of the batch's pairs: same source, opposite behaviour (CMP, IHNM).
 
     rows: int64 (H,), which pair of the batch each belongs to; pairs without a counterpart are absent. images, poses:
-    float (H, 3, S, S). captions: H texts.
+    float (H, 3, S, S). captions: H texts. identities: int64 (H,), numbered as those of the batch.
     """
 
     rows: Tensor
     images: Tensor
     captions: Tokens
     poses: Tensor | None = None
+    identities: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ class Batch(Moving):
 
     images, poses: float (B, 3, S, S), normalised. captions: B texts. identities: int64 (B,), equal for pairs that are
     positives of each other; the same numbers in every process. augmented: the EDA captions. masked: the captions with
-    hidden tokens, with the mask of `captions`. parts: the caption parts of SeDA, B texts each.
+    hidden tokens, with the mask of `captions`. parts: the caption parts of SeDA, B texts each. actions: int64 (B,),
+    which phrase of LightAIR's codebook a pair's label is, -1 where none.
     """
 
     images: Tensor
@@ -81,3 +83,4 @@ class Batch(Moving):
     masked: MaskedTokens | None = None
     hard: HardPairs | None = None
     parts: Mapping[Factor, Tokens] | None = None
+    actions: Tensor | None = None

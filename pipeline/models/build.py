@@ -8,13 +8,20 @@ import torch
 
 from pipeline.core.errors import UserError
 from pipeline.models.cmp import CMP
-from pipeline.models.config import NetworkOptions
+from pipeline.models.config import DualOptions, NetworkOptions
+from pipeline.models.dual import DualEncoder, is_dual_folder, load_dual
+from pipeline.models.gradco import GradCO
+from pipeline.models.lightair import LightAIR
 from pipeline.models.network import PairNetwork
 from pipeline.models.pretrained import saved_config
 from pipeline.models.seda import SeDA
 
-NETWORKS: dict[str, type[PairNetwork]] = {"cmp": CMP, "seda": SeDA}
+NETWORKS: dict[str, type[PairNetwork]] = {"cmp": CMP, "seda": SeDA, "gradco": GradCO, "lightair": LightAIR}
 """By the name that the options' `model` has."""
+
+
+AnyNetwork = PairNetwork | DualEncoder
+"""Whatever is trained and searched with."""
 
 
 def build_network(options: NetworkOptions, seed: int) -> PairNetwork:
@@ -25,9 +32,14 @@ def build_network(options: NetworkOptions, seed: int) -> PairNetwork:
         return network(options)
 
 
-def load_network(folder: Path) -> PairNetwork:
-    """The network that `save_pretrained` wrote into a folder, whichever it is; UserError where there is none."""
+def load_network(folder: Path) -> AnyNetwork:
+    """The network that `save_pretrained` wrote into a folder, whichever it is; UserError where there is none.
+
+    A folder of transformers is a dual encoder.
+    """
     model = saved_config(folder).get("model")
+    if model is None and is_dual_folder(folder):
+        return load_dual(DualOptions(weights=str(folder)))
     if model not in NETWORKS:
         raise UserError(f"{folder}: holds no network known here ({model!r}); there are {', '.join(NETWORKS)}")
     return NETWORKS[model].from_pretrained(folder)

@@ -8,7 +8,7 @@ from pipeline.models.batch import Batch
 from pipeline.models.config import CmpOptions
 from pipeline.models.gather import Gather
 from pipeline.models.layers import Projection, unit
-from pipeline.models.losses import NegativeChooser
+from pipeline.models.losses import NegativeChooser, similarities
 from pipeline.models.network import Losses, PairNetwork, pooled, pooled_width
 
 
@@ -60,7 +60,9 @@ class CMP(PairNetwork):
                 continue
             text = unit(self.text_feature(texts.hidden_of(group), texts.mask_of(group)))
             contrast[f"itc{suffix}"] = (weight, self.contrast(all_images, gather(text), identities))
-            terms.append(self.global_term(f"itm{suffix}", weight, texts, group, (image, text), batch, choose))
+            terms.append(
+                self.global_term(f"itm{suffix}", weight, texts, group, similarities(image, text), batch, choose)
+            )
         hard = self.hard_term(texts, batch)
         images = self.keys_values_of(tokens)
         matching = self.matching_losses([*terms, *([hard] if hard else [])], texts, images)

@@ -345,6 +345,20 @@ class GradcoOptions(NetworkOptions):
     col: OffloadOptions = OffloadOptions()
     hia: IntentOptions = IntentOptions()
 
+    @model_validator(mode="after")
+    def _something_is_learnt(self) -> GradcoOptions:
+        hia = self.hia
+        reads_streams = hia.feature and hia.matching
+        if not reads_streams and not (hia.similarity and hia.contrast):
+            raise ValueError(
+                "no loss would reach the streams: hia wants similarity and contrast, or feature and matching"
+            )
+        if self.col.at_inference:
+            raise ValueError("col.at_inference: candidates are not scored again with anchors; leave it false")
+        if not hia.similarity and self.bmoe.proj == "per_stream":
+            raise ValueError("hia.similarity false compares whole texts and images, which bmoe.proj per_stream cannot")
+        return self
+
 
 class CodebookOptions(Options):
     """LightAIR's codebook of action phrases, and how an image is told in it."""
@@ -385,7 +399,26 @@ class LightairOptions(NetworkOptions):
     codebook: CodebookOptions = CodebookOptions()
 
 
-ModelOptions = Annotated[CmpOptions | SedaOptions | GradcoOptions | LightairOptions, Field(discriminator="model")]
+class DualOptions(Options):
+    """Somebody else's dual encoder (CLIP, SigLIP and their like), which ranks by similarity alone.
+
+    Of what the networks of this project do beside that, it does nothing, and says so to whoever asks.
+    """
+
+    model: Literal["dual"] = "dual"
+    weights: str
+    """The name of a model of the hub, or a folder."""
+    label_smooth: Share = 0.0
+    """Of the softmax form of the contrastive loss."""
+    gather_gradients: Literal["summed", "local"] = "summed"
+    pose: Literal[False] = False
+    ihnm: Literal["off"] = "off"
+    eda_weight: Literal[0] = 0
+
+
+ModelOptions = Annotated[
+    CmpOptions | SedaOptions | GradcoOptions | LightairOptions | DualOptions, Field(discriminator="model")
+]
 
 
 class OptimiserOptions(Options):
@@ -427,7 +460,7 @@ class EvaluationOptions(Options):
 
     top_k: int = Field(default=128, ge=1)
     """How many images of a query the matching head scores."""
-    fusion: Literal["single", "itm_only", "linear", "ref_world"] = "single"
+    fusion: Literal["single", "itm_only", "linear", "ref_world", "similarity"] = "single"
     itc_weight: float = Field(default=0.002, ge=0)
     ref_world: int = Field(default=1, ge=1)
     """Processes of the published evaluation that `ref_world` imitates: their number changes its scores."""

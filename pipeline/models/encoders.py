@@ -45,6 +45,16 @@ class ImageEncoder(nn.Module):
         patches = self.swin(images).last_hidden_state
         return torch.cat([patches.mean(dim=1, keepdim=True), patches], dim=1)
 
+    def gradient_checkpointing(self, enabled: bool) -> None:
+        """Whether activations are computed again in the backward pass instead of being kept."""
+        if enabled:
+            self.swin.gradient_checkpointing_enable({"use_reentrant": False})
+        else:
+            self.swin.gradient_checkpointing_disable()
+        stages: Any = self.swin.encoder.layers
+        for stage in stages:  # its blocks are enough: a stage around them would compute everything a third time
+            stage.gradient_checkpointing = False
+
 
 class _SkippedMlp(SwinMLP):
     """Swin's MLP under stochastic depth, which transformers applies to the attention branch alone."""

@@ -21,6 +21,11 @@ def one_process(rows: Tensor) -> Tensor:
     return rows
 
 
+def first_row(gather: Gather, rows: int) -> int:
+    """Where this process's rows begin among all that are gathered, every process bringing as many."""
+    return torch.distributed.get_rank() * rows if isinstance(gather, ProcessGather) else 0
+
+
 class ProcessGather:
     """Gathers over `torch.distributed`'s default group; every process must bring as many rows.
 

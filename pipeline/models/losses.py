@@ -59,7 +59,12 @@ def contrastive_loss(
 
     images, texts: (N, D), rows of length 1. identities: int64 (N,).
     """
-    logits = _products(images, texts) / temperature
+    return similarity_loss(similarities(images, texts), identities, temperature, label_smooth)
+
+
+def similarity_loss(similarity: Tensor, identities: Tensor, temperature: Tensor, label_smooth: float) -> Tensor:
+    """`contrastive_loss` over similarities (N, N), images down and texts across, however they were made."""
+    logits = similarity / temperature
     targets = identity_targets(identities, label_smooth)
     return (_soft_cross_entropy(logits, targets) + _soft_cross_entropy(logits.t(), targets)) / 2
 
@@ -69,7 +74,7 @@ def anchor_loss(factors: Tensor, anchors: Tensor, tau: float) -> Tensor:
 
     factors, anchors: (N, D), rows of length 1; row i of one belongs to row i of the other.
     """
-    logits = _products(anchors, factors) / tau
+    logits = similarities(anchors, factors) / tau
     return functional.cross_entropy(logits, torch.arange(len(logits), device=logits.device))
 
 
@@ -92,12 +97,12 @@ def masked_language_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 @torch.no_grad()
 def draw_negatives(
-    images: Tensor, texts: Tensor, identities: Tensor, temperature: Tensor, choose: NegativeChooser
+    similarity: Tensor, identities: Tensor, temperature: Tensor, choose: NegativeChooser
 ) -> tuple[Tensor, Tensor]:
     """For each text an image and for each image a text of another identity, the more similar the likelier (CMP, ITM).
 
-    images, texts: (B, D), rows of length 1. identities: int64 (B,). Images are drawn first. Returns the rows of the
-    images (B,) and of the texts (B,). UserError when the batch has one identity only or the similarities are not
+    similarity: (B, B), images down and texts across. identities: int64 (B,). Images are drawn first. Returns the rows
+    of the images (B,) and of the texts (B,). UserError when the batch has one identity only or the similarities are not
     finite.
     """
     other = identities[:, None] != identities[None, :]
@@ -106,7 +111,7 @@ def draw_negatives(
             f"a batch of {len(identities)} pairs has one identity only, so there are no negatives to match against: "
             "use a larger batch or more sources"
         )
-    similarity = _products(images, texts) / temperature
+    similarity = similarity / temperature
     if not bool(torch.isfinite(similarity).all()):
         raise UserError("features are not finite, training has diverged: lower the learning rate or resume earlier")
     of_texts = (similarity.t().softmax(dim=1) + 1e-5).masked_fill(~other, 0)
@@ -114,8 +119,9 @@ def draw_negatives(
     return choose(of_texts), choose(of_images)
 
 
-def _products(rows: Tensor, columns: Tensor) -> Tensor:
-    """(N, N) in float32, under autocast too: divided by a small temperature, rounding would show."""
+def similarities(rows: Tensor, columns: Tensor) -> Tensor:
+    """(N, D), (M, D) -> inner products (N, M) in float32, under autocast too: divided by a small temperature, rounding
+    would show."""
     with torch.autocast(rows.device.type, enabled=False):
         return rows.float() @ columns.float().t()
 

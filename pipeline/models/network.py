@@ -1,16 +1,17 @@
-"""What CMP and SeDA share: encoding, matching, and the sum of losses of one step."""
+"""What the networks share: encoding, matching, and the sum of losses of one step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from pipeline.models.batch import Batch, Tokens
-from pipeline.models.config import NetworkOptions
+from pipeline.models.beit import BeitEncoder
+from pipeline.models.config import BeitSize, NetworkOptions
 from pipeline.models.encoders import CrossEncoder, ImageEncoder, KeysValues, TextEncoder
 from pipeline.models.gather import Gather
 from pipeline.models.layers import LanguageHead, MatchingHead, PoseBlock, PoseConv, masked_mean, three_bins, unit
@@ -27,18 +28,23 @@ from pipeline.models.pretrained import Pretrained
 
 
 class EncodedImages(NamedTuple):
-    """tokens: (B, 1 + patches, W), with the pose fused in. features: (B, F), rows of length 1."""
+    """tokens: (B, 1 + patches, W), with the pose fused in. features: (B, F), rows of length 1 unless the network says
+    otherwise."""
 
     tokens: Tensor
     features: Tensor
 
 
 class EncodedTexts(NamedTuple):
-    """hidden: (B, L, D). mask: (B, L). features: (B, F), rows of length 1."""
+    """hidden: (B, L, D). mask: (B, L). features: (B, F), rows of length 1 unless the network says otherwise.
+
+    weights: (B, streams), what a text says of how its pairs are matched; None where it says nothing.
+    """
 
     hidden: Tensor
     mask: Tensor
     features: Tensor
+    weights: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,8 @@ class Texts:
     """
 
     def __init__(self, encoder: TextEncoder, groups: Mapping[str, Tokens], trimmed: bool = False) -> None:
+        self.weights: Tensor | None = None
+        """(T, streams) of all texts, where the network weighs streams by what a text says."""
         self.mask = torch.cat([each.mask for each in groups.values()])
         ids = torch.cat([each.ids for each in groups.values()])
         if trimmed:
@@ -132,7 +140,7 @@ class PairNetwork(Pretrained):
         super().__init__()
         size = options.size
         self.options = options
-        self.image_encoder = ImageEncoder(size.image)
+        self.image_encoder = BeitEncoder(size.image) if isinstance(size.image, BeitSize) else ImageEncoder(size.image)
         self.text_encoder = TextEncoder(size.text)
         self.cross_encoder = CrossEncoder(size.text, size.image.width)
         self.matching_head = MatchingHead(size.text.width)
@@ -158,6 +166,17 @@ class PairNetwork(Pretrained):
     def padding_counts(self) -> bool:
         """Whether a text's feature depends on its padding; where not, texts are cut after their last real token."""
         raise NotImplementedError
+
+    def prepare(self, tokenised: Callable[[Sequence[str]], Tokens]) -> None:
+        """Called once before training, with what makes tokens of texts; a network that needs nothing does nothing."""
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Called at the start of every epoch, counted from 0, but not where a run goes on inside it."""
+
+    @property
+    def matches(self) -> bool:
+        """Whether `match` was trained; where not, similarities alone rank."""
+        return True
 
     # -- encoding and matching, as retrieval uses them -----------------------------------------------------------------
 
@@ -194,12 +213,19 @@ class PairNetwork(Pretrained):
         return self.cross_encoder.keys_values(image_tokens)
 
     def match(
-        self, hidden: Tensor, mask: Tensor, images: list[KeysValues], text_rows: Tensor, image_rows: Tensor
+        self,
+        hidden: Tensor,
+        mask: Tensor,
+        images: list[KeysValues],
+        text_rows: Tensor,
+        image_rows: Tensor,
+        weights: Tensor | None = None,
     ) -> Tensor:
         """Logits (P, 2) of pairs; column 1 says that text and image match.
 
         hidden, mask: (T, L, D) and (T, L) of texts, which may be cut after the longest text's last real token.
-        text_rows, image_rows: int64 (P,), into texts and images.
+        text_rows, image_rows: int64 (P,), into texts and images. weights: (T, streams) of `encode_texts`, for networks
+        that have streams.
         """
         first = torch.zeros(len(text_rows), 1, dtype=torch.long, device=hidden.device)
         crossed = self.cross_encoder(hidden, mask, images, text_rows, image_rows, first)
@@ -208,14 +234,11 @@ class PairNetwork(Pretrained):
 
     def gradient_checkpointing(self, enabled: bool = True) -> None:
         """Whether the encoders compute activations again in the backward pass instead of keeping them."""
-        for model in (self.image_encoder.swin, self.text_encoder.bert):
-            if enabled:
-                model.gradient_checkpointing_enable({"use_reentrant": False})
-            else:
-                model.gradient_checkpointing_disable()
-        stages: Any = self.image_encoder.swin.encoder.layers
-        for stage in stages:  # its blocks are enough: a stage around them would compute everything a third time
-            stage.gradient_checkpointing = False
+        self.image_encoder.gradient_checkpointing(enabled)
+        if enabled:
+            self.text_encoder.bert.gradient_checkpointing_enable({"use_reentrant": False})
+        else:
+            self.text_encoder.bert.gradient_checkpointing_disable()
         self.cross_encoder.checkpointed = enabled
 
     # -- the parts of a training step ----------------------------------------------------------------------------------
@@ -251,15 +274,15 @@ class PairNetwork(Pretrained):
         weight: float,
         texts: Texts,
         group: str,
-        features: tuple[Tensor, Tensor],
+        similarity: Tensor,
         batch: Batch,
         choose: NegativeChooser,
     ) -> MatchingTerm:
         """B matching pairs, B with an image of another identity, B with a text of another identity (CMP, L_itm).
 
-        features: of images and texts, (B, F) each, rows of length 1, which say how likely a negative is drawn.
+        similarity: (B, B), images down and texts across, which says how likely a negative is drawn.
         """
-        image_negatives, text_negatives = draw_negatives(*features, batch.identities, self.temperature, choose)
+        image_negatives, text_negatives = draw_negatives(similarity, batch.identities, self.temperature, choose)
         own = torch.arange(len(batch.images), device=batch.images.device)
         start = texts.start(group)
         return MatchingTerm(
@@ -276,14 +299,14 @@ class PairNetwork(Pretrained):
         weight: float,
         texts: Texts,
         group: str,
-        features: tuple[Tensor, Tensor],
+        similarity: Tensor,
         batch: Batch,
         choose: NegativeChooser,
     ) -> MatchingTerm:
         """The matching term of the captions or of the augmented ones: with `ihnm` "replace" its negatives are the hard
         pairs, else they are drawn from the batch."""
         if self.options.ihnm != "replace":
-            return self.in_batch_term(name, weight, texts, group, features, batch, choose)
+            return self.in_batch_term(name, weight, texts, group, similarity, batch, choose)
         own = torch.arange(len(batch.images), device=batch.images.device)
         start = texts.start(group)
         text_rows, image_rows = [own + start], [own]
@@ -316,7 +339,7 @@ class PairNetwork(Pretrained):
         terms = list(terms)
         text_rows = torch.cat([each.text_rows for each in terms])
         image_rows = torch.cat([each.image_rows for each in terms])
-        logits = self.match(texts.hidden, texts.mask, images, text_rows, image_rows).float()
+        logits = self.match(texts.hidden, texts.mask, images, text_rows, image_rows, texts.weights).float()
         parts = logits.split([len(each.labels) for each in terms])
         return {
             each.name: (each.weight, matching_loss(part, each.labels)) for each, part in zip(terms, parts, strict=True)
@@ -343,7 +366,8 @@ class PairNetwork(Pretrained):
     ) -> Losses:
         """Weighted sums of the terms."""
         itc, itm = (
-            torch.stack([weight * loss for weight, loss in terms.values()]).sum() for terms in (contrast, matching)
+            torch.stack([weight * loss for weight, loss in terms.values()] or [language * 0]).sum()
+            for terms in (contrast, matching)
         )
         terms = {name: loss.detach() for name, (_, loss) in {**contrast, **matching}.items()}
         return Losses(itc, itm, language, {**terms, "mlm": language.detach()})

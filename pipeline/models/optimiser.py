@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeline.models.config import OptimiserOptions
+from pipeline.models.config import BeitSize, OptimiserOptions
+from pipeline.models.dual import DualEncoder
 from pipeline.models.network import PairNetwork
 from pipeline.models.published import published_name
 
@@ -15,8 +16,13 @@ _NO_DECAY = ("bias", "LayerNorm.weight", "norm.weight", "norm1.weight", "norm2.w
 """A published name that contains one of these is not decayed; other norms and the temperature are."""
 _HEADS = (
     *("vision_proj.", "text_proj.", "itm_head.", "text_encoder.cls.", "pose_block.", "pose_conv."),
-    *("decoupled_linear_", "modality_proj_"),
+    *("decoupled_linear_", "modality_proj_", "image_experts.", "text_experts.", "offload.", "gate."),
 )
+_NEW = (
+    *("action_mapper.", "action_mapper_projected.", "nsc.", "pose_block.", "pose_conv."),
+    *("image_experts.", "text_experts.", "offload.", "gate."),
+)
+"""What no checkpoint of X2-VLM has."""
 _LAST = 2
 """How many of the last Swin stages, text layers and cross layers learn at the multiple."""
 
@@ -25,7 +31,8 @@ def parameter_groups(network: PairNetwork, options: OptimiserOptions) -> list[di
     """AdamW's groups: decayed and not at `lr`, decayed and not at `lr_multiple` times it.
 
     At the multiple are the last two Swin stages, the last two layers of the text and of the cross encoder, and all
-    heads, projections, pose and factor modules but the factors' cross-attention. Each group has "names" beside
+    heads, projections, pose and factor modules but the factors' cross-attention; with X2-VLM's encoders all that X2-VLM
+    does not have. Each group has "names" beside
     "params", by this project's names.
     """
     groups: list[dict[str, Any]] = [
@@ -47,6 +54,8 @@ def parameter_groups(network: PairNetwork, options: OptimiserOptions) -> list[di
 
 def _is_multiplied(published: str, network: PairNetwork) -> bool:
     size = network.options.size
+    if isinstance(size.image, BeitSize):  # LightAIR: what its start, X2-VLM, does not have
+        return published.startswith(_NEW)
     stages, text = len(size.image.depths), size.text
     layers = [
         *range(max(text.text_layers - _LAST, 0), text.text_layers),
@@ -60,9 +69,12 @@ def _is_multiplied(published: str, network: PairNetwork) -> bool:
     return published.startswith(prefixes)
 
 
-def adamw(network: PairNetwork, options: OptimiserOptions) -> torch.optim.AdamW:
-    """AdamW over `parameter_groups`."""
-    groups = parameter_groups(network, options)
+def adamw(network: PairNetwork | DualEncoder, options: OptimiserOptions) -> torch.optim.AdamW:
+    """AdamW over `parameter_groups`, or those of a dual encoder."""
+    if isinstance(network, DualEncoder):
+        groups = network.parameter_groups(options)
+    else:
+        groups = parameter_groups(network, options)
     return torch.optim.AdamW(groups, lr=options.lr, betas=options.betas, eps=options.eps)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pipeline.core.errors import UserError
 from pipeline.core.store import write_atomically
-from pipeline.models.config import ImageSize
+from pipeline.models.config import BeitSize, ImageSize
 from pipeline.models.network import PairNetwork
 from pipeline.models.pretrained import read_tensors
 
@@ -26,7 +26,11 @@ _TEXT_PREFIX = "text_encoder."
 _CROSS_LAYER = re.compile(r"^cross_encoder\.layer\.(\d+)\.")
 _TEXT_LAYER = re.compile(r"^text_encoder\.bert\.encoder\.layer\.(\d+)\.")
 _BLOCK = r"image_encoder\.swin\.encoder\.layers\.(\d+)\.blocks\.(\d+)"
-_FUSED = re.compile(rf"^{_BLOCK}\.attention\.([qkv])_proj\.(weight|bias)$")
+_BEIT_BLOCK = r"image_encoder\.beit\.layers\.(\d+)"
+_FUSED = re.compile(
+    rf"^(?:{_BLOCK}\.attention\.(?P<swin>[qkv])_proj\.(?:weight|bias)"
+    rf"|{_BEIT_BLOCK}\.attention\.(?P<beit>[qkv])_proj\.weight)$"
+)
 _OURS_TO_PUBLISHED: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile("^" + ours), published)
     for ours, published in (
@@ -40,6 +44,21 @@ _OURS_TO_PUBLISHED: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (rf"{_BLOCK}\.mlp\.", r"vision_encoder.layers.\1.blocks.\2.mlp."),
         (r"image_encoder\.swin\.encoder\.layers\.(\d+)\.downsample\.", r"vision_encoder.layers.\1.downsample."),
         (r"image_encoder\.swin\.layernorm\.", "vision_encoder.norm."),
+        (r"image_encoder\.beit\.embeddings\.cls_token$", "vision_encoder.cls_token"),
+        (r"image_encoder\.beit\.embeddings\.patch_embeddings\.projection\.", "vision_encoder.patch_embed.proj."),
+        (rf"{_BEIT_BLOCK}\.layernorm_before\.", r"vision_encoder.blocks.\1.norm1."),
+        (rf"{_BEIT_BLOCK}\.layernorm_after\.", r"vision_encoder.blocks.\1.norm2."),
+        (rf"{_BEIT_BLOCK}\.attention\.[qkv]_proj\.weight$", r"vision_encoder.blocks.\1.attn.qkv.weight"),
+        (rf"{_BEIT_BLOCK}\.attention\.([qv])_proj\.bias$", r"vision_encoder.blocks.\1.attn.\2_bias"),
+        (rf"{_BEIT_BLOCK}\.attention\.o_proj\.", r"vision_encoder.blocks.\1.attn.proj."),
+        (rf"{_BEIT_BLOCK}\.relative_position_bias\.", r"vision_encoder.blocks.\1.attn."),
+        (rf"{_BEIT_BLOCK}\.lambda_([12])$", r"vision_encoder.blocks.\1.gamma_\2"),
+        (rf"{_BEIT_BLOCK}\.mlp\.", r"vision_encoder.blocks.\1.mlp."),
+        (r"image_encoder\.norm\.", "vision_encoder.fc_norm."),
+        (r"action_parts\.mapper_projected\.", "action_mapper_projected."),
+        (r"action_parts\.mapper\.", "action_mapper."),
+        (r"action_parts\.gates\.", "nsc."),
+        (r"codebook$", "action_codebook"),
         (r"text_encoder\.bert\.", "text_encoder.bert."),
         (r"language_head\.dense\.", "text_encoder.cls.predictions.transform.dense."),
         (r"language_head\.norm\.", "text_encoder.cls.predictions.transform.LayerNorm."),
@@ -61,11 +80,21 @@ _OURS_TO_PUBLISHED: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"pose_block\.", "pose_block."),
         (r"pose_conv\.", "pose_conv."),
         (r"temperature$", "temp"),
+        # GradCO has no published code: its own parts keep their names.
+        (r"image_projection\.(?=weight|bias|\d)", "vision_proj."),
+        (r"text_projection\.(?=weight|bias|\d)", "text_proj."),
+        (r"image_experts\.", "image_experts."),
+        (r"text_experts\.", "text_experts."),
+        (r"offload\.", "offload."),
+        (r"gate\.", "gate."),
     )
 )
 _DECODER_WEIGHT = "text_encoder.cls.predictions.decoder.weight"
 _DECODER_BIAS = "text_encoder.cls.predictions.decoder.bias"
 _HEAD_BIAS = "text_encoder.cls.predictions.bias"
+_CMP_HEAD, _LIGHTAIR_HEAD = "text_encoder.cls.", "text_encoder.mlm_head."
+"""Where the language head is: in CMP's files and in LightAIR's, whose encoders are X2-VLM's."""
+_APART = re.compile(r"^cross_encoder\.(?:bert\.)?encoder\.layer\.(\d+)\.")
 _STRUCTURAL = re.compile(r"(relative_position_index|attn_mask|position_ids)$")
 
 
@@ -111,7 +140,11 @@ def to_published(network: PairNetwork) -> dict[str, Tensor]:
     weights.setdefault(_DECODER_WEIGHT, network.text_encoder.word_embeddings.detach())
     weights[_DECODER_BIAS] = weights[_HEAD_BIAS]
     weights["text_encoder.bert.embeddings.position_ids"] = torch.arange(network.options.size.text.max_positions)[None]
-    return weights | _swin_buffers(network.options.size.image)
+    size = network.options.size.image
+    if not isinstance(size, BeitSize):
+        return weights | _swin_buffers(size)
+    heads = {name: f"{_LIGHTAIR_HEAD}{name.removeprefix(_CMP_HEAD)}" for name in weights if name.startswith(_CMP_HEAD)}
+    return {heads.get(name, name): each for name, each in weights.items()} | _beit_buffers(size)
 
 
 def write_published(network: PairNetwork, path: Path) -> None:
@@ -154,7 +187,7 @@ def read_weights(network: PairNetwork, weights: Mapping[str, Tensor], source: st
         if fused:
             if found.ndim == 0 or len(found) != 3 * len(tensor):
                 raise _other_shape(source, published, found, (3 * len(tensor), *tensor.shape[1:]))
-            found = found.chunk(3)["qkv".index(fused[3])]
+            found = found.chunk(3)["qkv".index(fused["swin"] or fused["beit"])]
         if found.numel() == 1 and tensor.numel() == 1:
             found = found.reshape(tensor.shape)
         if found.shape != tensor.shape:
@@ -170,7 +203,8 @@ def read_weights(network: PairNetwork, weights: Mapping[str, Tensor], source: st
     if "language_head.decoder" in own and _DECODER_WEIGHT not in weights and _EMBEDDING in taken:
         taken["language_head.decoder"] = taken[_EMBEDDING]
     ignored = sorted(name for name in weights if name not in used and not _is_structural(name))
-    spare = [name for name in ignored if name.startswith(("vision_encoder.layers.", "text_encoder.bert.encoder."))]
+    layers = ("vision_encoder.layers.", "vision_encoder.blocks.", "text_encoder.bert.encoder.")
+    spare = [name for name in ignored if name.startswith(layers)]
     if spare:
         raise UserError(f"{source}: {spare[0]} has no place in a network of size {network.options.size.name!r}")
     network.load_state_dict(taken, strict=False)
@@ -216,18 +250,26 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
 
 
 def load_published(network: PairNetwork, path: Path) -> Loaded:
-    """Reads `cmp.pth`, `seda.pth`, X-VLM's or APTM's weights into the network.
+    """Reads `cmp.pth`, `seda.pth`, X-VLM's, APTM's or X2-VLM's weights into the network.
 
     Of X-VLM's 16M weights the encoders, the language head, the matching head and the temperature are taken; pose
-    modules, factor modules and the projections stay as they were. UserError as `read_checkpoint` and `read_weights`.
+    modules, factor modules and the projections stay as they were. Of X2-VLM's the projections are taken as well, what
+    is for videos, boxes and masked images is not. UserError as `read_checkpoint` and `read_weights`.
     """
-    return read_weights(network, as_published(read_checkpoint(path)), str(path))
+    text_layers = network.options.size.text.text_layers
+    return read_weights(network, as_published(read_checkpoint(path), text_layers), str(path))
 
 
-def as_published(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights with the text encoder's names as CMP has them: APTM's miss the "bert." in the middle."""
+def as_published(weights: Mapping[str, Tensor], text_layers: int) -> dict[str, Tensor]:
+    """Weights with the text encoder's names as CMP has them: APTM's miss the "bert." in the middle, and X2-VLM's may
+    have the cross encoder's layers, and the language head, under names of their own."""
     renamed = {}
     for name, tensor in weights.items():
+        apart = _APART.match(name)
+        if apart:
+            name = f"text_encoder.bert.encoder.layer.{int(apart[1]) + text_layers}.{name[apart.end() :]}"
+        elif name.startswith(("mlm_head.", _LIGHTAIR_HEAD)):
+            name = f"{_CMP_HEAD}{name.partition('mlm_head.')[2]}"
         rest = name.removeprefix(_TEXT_PREFIX)
         if rest != name and rest.startswith(("embeddings.", "encoder.")):
             name = f"{_TEXT_PREFIX}bert.{rest}"
@@ -274,6 +316,15 @@ def _swin_buffers(size: ImageSize) -> dict[str, Tensor]:
                 buffers[f"{prefix}.attn_mask"] = _window_mask(side, window)
         side //= 2
     return buffers
+
+
+def _beit_buffers(size: BeitSize) -> dict[str, Tensor]:
+    """The index tables that BEiT stores with its weights."""
+    from transformers.models.beit.modeling_beit import BeitRelativePositionBias
+
+    side = size.image_size // size.patch_size
+    index = BeitRelativePositionBias.generate_relative_position_index((side, side))
+    return {f"{SWIN_PREFIX}blocks.{block}.attn.relative_position_index": index.clone() for block in range(size.layers)}
 
 
 def _window_mask(side: int, window: int) -> Tensor:

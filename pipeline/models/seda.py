@@ -11,7 +11,7 @@ from pipeline.models.config import FACTORS, Factor, SedaOptions
 from pipeline.models.factors import FactorTokens
 from pipeline.models.gather import Gather
 from pipeline.models.layers import Projection, unit
-from pipeline.models.losses import NegativeChooser, anchor_loss
+from pipeline.models.losses import NegativeChooser, anchor_loss, similarities
 from pipeline.models.network import Losses, MatchingTerm, PairNetwork, Texts
 
 DRAWN_ORDER: tuple[Factor, ...] = ("action", "appearance", "background")
@@ -73,7 +73,7 @@ class SeDA(PairNetwork):
         text_factors = self.text_factors(hidden, mask)
         text = unit(self.text_projection(self._joined(hidden, text_factors)))
         contrast = {"itc": (1.0, self.contrast(all_images, gather(text), identities))}
-        terms = [self.global_term("itm", 1.0, texts, "caption", (image, text), batch, choose)]
+        terms = [self.global_term("itm", 1.0, texts, "caption", similarities(image, text), batch, choose)]
 
         anchors = self._anchors(texts, parts)
         images_by_factor, texts_by_factor = unit(image_factors), unit(text_factors)
@@ -85,7 +85,9 @@ class SeDA(PairNetwork):
             weight = options.eda_weight
             augmented = unit(self.text_feature(texts.hidden_of("eda"), texts.mask_of("eda")))
             contrast["itc_eda"] = (weight, self.contrast(all_images, gather(augmented), identities))
-            terms.append(self.global_term("itm_eda", weight, texts, "eda", (image, augmented), batch, choose))
+            terms.append(
+                self.global_term("itm_eda", weight, texts, "eda", similarities(image, augmented), batch, choose)
+            )
         hard = self.hard_term(texts, batch)
         images = self.keys_values_of(tokens)
         matching = self.matching_losses([*terms, *([hard] if hard else [])], texts, images)
@@ -153,7 +155,6 @@ class SeDA(PairNetwork):
                 index = FACTORS.index(factor)
                 by_anchor = self.options.itm_sem.mine == "anchor"
                 text = anchors[factor] if by_anchor else texts[:, index]
-                terms.append(
-                    self.in_batch_term(f"itm_{factor}", 1.0, all_texts, factor, (images[:, index], text), batch, choose)
-                )
+                similarity = similarities(images[:, index], text)
+                terms.append(self.in_batch_term(f"itm_{factor}", 1.0, all_texts, factor, similarity, batch, choose))
         return terms

@@ -7,6 +7,7 @@ Every query's first k images by similarity have a matching logit (class 1, no so
 * `ref_world:N`: what the published code computes on N processes. There a row that another process scores holds the
   sentinel 1000, which becomes the largest "logit" of the scaling, so that the similarity weighs about N times more.
 * `linear`: logit + weight x similarity, the weight in logits.
+* `similarity`: the similarities alone; nothing is matched (the only one for models without a matching head).
 * `itm_only`: the logits alone; images beyond the first k come after them, by similarity (the papers' wording).
 
 Similarities are passed in chunks of queries; what has to be known of the whole matrix are its extremes.
@@ -35,16 +36,21 @@ class Fusion:
     weight: float = 0.0
 
     @property
+    def matches(self) -> bool:
+        """Whether the matching head is asked."""
+        return self.kind != "similarity"
+
+    @property
     def name(self) -> str:
         """As it is typed."""
         return {"ref_world": f"ref_world:{self.world}", "linear": f"linear:{self.weight:g}"}.get(self.kind, self.kind)
 
 
 def parse_fusion(text: str) -> Fusion:
-    """`single`, `itm_only`, `linear:2.5` or `ref_world:4`. Raises UserError for anything else."""
+    """`single`, `itm_only`, `similarity`, `linear:2.5` or `ref_world:4`. Raises UserError for anything else."""
     kind, colon, value = text.partition(":")
     try:
-        if kind in ("single", "itm_only") and not colon:
+        if kind in ("single", "itm_only", "similarity") and not colon:
             return Fusion(kind)
         if kind == "linear":
             weight = float(value) if colon else 1.0
@@ -54,7 +60,10 @@ def parse_fusion(text: str) -> Fusion:
             return Fusion(kind, world=int(value))
     except ValueError:
         pass
-    raise UserError(f"--fusion {text}: use single, itm_only, linear:WEIGHT or ref_world:PROCESSES, e.g. ref_world:4")
+    raise UserError(
+        f"--fusion {text}: use single, itm_only, similarity, linear:WEIGHT or ref_world:PROCESSES, e.g. "
+        "ref_world:4"
+    )
 
 
 @dataclass(frozen=True)
@@ -84,6 +93,8 @@ def part_bounds(queries: int, world: int) -> list[tuple[int, int]]:
 
 def extremes_of(fusion: Fusion, similarity: tuple[float, float], logits: np.ndarray) -> Extremes:
     """What `fuse` has to know: similarity's least and largest value over the whole matrix, logits (Q, k) of all."""
+    if not fusion.matches:
+        return Extremes(similarity, ())
     bounds = part_bounds(len(logits), fusion.world)
     return Extremes(similarity, tuple((float(logits[a:b].min()), float(logits[a:b].max())) for a, b in bounds))
 
@@ -103,6 +114,8 @@ def fuse(
     number of the chunk's first query among all `queries` (for `ref_world`, whose scaling hangs on it).
     """
     similarity = np.asarray(similarity, dtype=np.float64)
+    if not fusion.matches:
+        return similarity
     logits = np.asarray(logits, dtype=np.float64)
     rows = np.arange(len(similarity))[:, None]
     least = logits.min(axis=1, keepdims=True)

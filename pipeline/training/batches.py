@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -17,10 +17,19 @@ import torch
 from pipeline.core.images import ImageError
 from pipeline.core.seeds import generator_of, seed_of
 from pipeline.models.batch import Batch, HardPairs, MaskedTokens, Tokens
-from pipeline.models.config import FACTORS, AugmentationOptions, CmpOptions, Factor, SedaOptions
+from pipeline.models.config import (
+    FACTORS,
+    AugmentationOptions,
+    Factor,
+    LightairOptions,
+    NetworkOptions,
+    SedaOptions,
+)
+from pipeline.models.lightair import NO_PHRASE
 from pipeline.models.masking import IGNORED_LABEL, MaskedCaption, continuations, mask_caption
 from pipeline.training.eda import Synonyms, augment
 from pipeline.training.mirror import mirrored
+from pipeline.training.phrases import phrase_finder
 from pipeline.training.pictures import Draw, draw_erased_box, mirrored_pose_map, normalised, read_square
 from pipeline.training.samples import Sample, SampleSet
 from pipeline.training.texts import Vocabulary, cleaned
@@ -39,11 +48,13 @@ class Prepared:
     pose: np.ndarray | None
     caption: np.ndarray
     augmented: np.ndarray | None
-    masked: MaskedCaption
+    masked: MaskedCaption | None
     parts: dict[Factor, np.ndarray]
     hard_image: np.ndarray | None = None
     hard_pose: np.ndarray | None = None
     hard_caption: np.ndarray | None = None
+    hard_identity: int | None = None
+    action: int | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +63,14 @@ class Unreadable:
 
     id: str
     why: str
+
+
+class Preparing(Protocol):
+    """Prepares samples of an epoch: a torch dataset over (epoch, number)."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, key: tuple[int, int]) -> Prepared | Unreadable: ...
 
 
 class Preparer:
@@ -63,7 +82,7 @@ class Preparer:
     def __init__(
         self,
         data: SampleSet,
-        model: CmpOptions | SedaOptions,
+        model: NetworkOptions,
         augmentation: AugmentationOptions,
         vocabulary: Vocabulary,
         synonyms: Synonyms | None,
@@ -74,8 +93,10 @@ class Preparer:
         self._vocabulary, self._synonyms, self._stop_words = vocabulary, synonyms, stop_words
         self._seed = seed
         self._is_continuation = continuations(vocabulary.tokens)
+        self._actions: dict[str | None, int] = {}
         self._held: dict[tuple[Any, str], np.ndarray] = {}
         self._identities = identities_of(data.samples)
+        self._phrases = model.codebook.phrases if isinstance(model, LightairOptions) else ()
 
     def __len__(self) -> int:
         return len(self._data)
@@ -92,12 +113,17 @@ class Preparer:
     def _prepared(self, sample: Sample, rng: random.Random, epoch: int) -> Prepared:
         image, pose, flipped = self._pictures(sample.image, sample.pose, sample.id, rng)
         caption = cleaned(self._turned(sample.caption, flipped), sample.id)
-        others: dict[str, np.ndarray | None] = {"hard_image": None, "hard_pose": None, "hard_caption": None}
+        others: dict[str, Any] = {}
         if self._model.ihnm != "off" and sample.hard is not None:
             hard = sample.hard
             hard_image, hard_pose, hard_flipped = self._pictures(hard.image, hard.pose, hard.id, rng)
             hard_caption = self._ids(cleaned(self._turned(hard.caption, hard_flipped), hard.id))
-            others = {"hard_image": hard_image, "hard_pose": hard_pose, "hard_caption": hard_caption}
+            others = {
+                "hard_image": hard_image,
+                "hard_pose": hard_pose,
+                "hard_caption": hard_caption,
+                "hard_identity": self._identities[hard.id],
+            }
         augmented = None
         if self._model.eda_weight > 0:
             text = caption
@@ -125,6 +151,7 @@ class Preparer:
             augmented=augmented,
             masked=masked,
             parts=parts,
+            action=self._action(sample.label) if self._phrases else None,
             **others,
         )
 
@@ -162,13 +189,21 @@ class Preparer:
     def _turned(self, text: str, flipped: bool) -> str:
         return mirrored(text) if flipped and self._options.swap_sides else text
 
+    def _action(self, label: str | None) -> int:
+        """The label's phrase; looked up once a label."""
+        if label not in self._actions:
+            number = phrase_finder(self._phrases)(label)
+            self._actions[label] = NO_PHRASE if number is None else number
+        return self._actions[label]
+
     def _ids(self, text: str) -> np.ndarray:
         return self._vocabulary.ids([text])[0]
 
 
 def identities_of(samples: Sequence[Sample]) -> dict[str, int]:
-    """A number for every id, its place in the order of the ids: the same in every process."""
-    return {each: number for number, each in enumerate(sorted({sample.id for sample in samples}))}
+    """A number for the id of every sample and hard negative, its place in their order: the same in every process."""
+    ids = {sample.id for sample in samples} | {sample.hard.id for sample in samples if sample.hard is not None}
+    return {each: number for number, each in enumerate(sorted(ids))}
 
 
 @dataclass(frozen=True)
@@ -191,7 +226,6 @@ def collated(prepared: Sequence[Prepared | Unreadable], fill: bool = False) -> C
     bad = tuple(each for each in prepared if isinstance(each, Unreadable))
     if len({each.identity for each in good}) < 2:
         return Collated(None, bad)
-    masks = max(len(each.masked.positions) for each in good)
     return Collated(
         Batch(
             images=_stacked([each.image for each in good]),
@@ -201,15 +235,23 @@ def collated(prepared: Sequence[Prepared | Unreadable], fill: bool = False) -> C
             augmented=_tokens(_without_none([each.augmented for each in good]))
             if good[0].augmented is not None
             else None,
-            masked=MaskedTokens(
-                ids=_stacked([each.masked.ids for each in good]),
-                positions=_stacked([_filled(each.masked.positions, masks, 0) for each in good]),
-                labels=_stacked([_filled(each.masked.labels, masks, IGNORED_LABEL) for each in good]),
-            ),
+            masked=_masked([each.masked for each in good if each.masked is not None]),
             hard=_hard_pairs(good),
             parts={name: _tokens([each.parts[name] for each in good]) for name in good[0].parts} or None,
+            actions=None if good[0].action is None else torch.tensor([each.action for each in good], dtype=torch.int64),
         ),
         bad,
+    )
+
+
+def _masked(captions: Sequence[MaskedCaption]) -> MaskedTokens | None:
+    if not captions:
+        return None
+    masks = max(len(each.positions) for each in captions)
+    return MaskedTokens(
+        ids=_stacked([each.ids for each in captions]),
+        positions=_stacked([_filled(each.positions, masks, 0) for each in captions]),
+        labels=_stacked([_filled(each.labels, masks, IGNORED_LABEL) for each in captions]),
     )
 
 
@@ -223,6 +265,7 @@ def _hard_pairs(good: Sequence[Prepared]) -> HardPairs | None:
         images=_stacked(_without_none([each.hard_image for each in own])),
         captions=_tokens(_without_none([each.hard_caption for each in own])),
         poses=_all_or_none([each.hard_pose for each in own]),
+        identities=torch.tensor([each.hard_identity for each in own], dtype=torch.int64),
     )
 
 
@@ -273,7 +316,7 @@ class EpochOrder:
             yield [(self.epoch, int(index)) for index in order[first : first + step]]
 
 
-def loader_of(preparer: Preparer, order: EpochOrder, workers: int, collate: Callable[..., Collated] = collated) -> Any:
+def loader_of(preparer: Preparing, order: EpochOrder, workers: int, collate: Callable[..., Collated] = collated) -> Any:
     """A torch DataLoader over an epoch's batches of `Collated`; its workers decode pictures."""
     from torch.utils.data import DataLoader
 

@@ -8,7 +8,7 @@ tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,12 @@ import torch
 from torch import Tensor
 
 from pipeline.core.errors import UserError
-from pipeline.core.images import ImageError
+from pipeline.core.images import ImageError, read_image
 from pipeline.models.batch import Tokens
+from pipeline.models.build import AnyNetwork
+from pipeline.models.dual import DualEncoder
 from pipeline.models.network import PairNetwork
+from pipeline.retrieval import protocols
 from pipeline.retrieval.candidates import first_candidates
 from pipeline.retrieval.fusion import Fusion, extremes_of, fuse
 from pipeline.retrieval.metrics import (
@@ -28,13 +31,11 @@ from pipeline.retrieval.metrics import (
     first_ranked,
     id_order,
     pair_accuracy,
-    relevant_indices,
 )
 from pipeline.training.pictures import normalised, read_square
 from pipeline.training.samples import Sample, SampleSet
-from pipeline.training.texts import Vocabulary, cleaned
+from pipeline.training.texts import TextReader
 
-PROTOCOLS = ("PAB behaviour", "PAB identity", "PAB-Normal", "PAB-Anomaly")
 RANKED = 10
 """Images of each query that are written down."""
 
@@ -60,11 +61,15 @@ class EvaluationSettings:
 
 @dataclass(frozen=True)
 class Query:
-    """A caption that is searched for, and the gallery index of its own image."""
+    """A text that is searched for. image: the gallery index of the image whose caption it is, None where it is nobody's.
+
+    right: ids of the images that answer it, for a query that is nobody's; None where nobody tells.
+    """
 
     id: str
     text: str
-    image: int
+    image: int | None
+    right: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -92,44 +97,65 @@ class Evaluation:
 
 @torch.no_grad()
 def evaluate(
-    network: PairNetwork,
+    network: AnyNetwork,
     data: SampleSet,
-    vocabulary: Vocabulary,
+    vocabulary: TextReader,
     settings: EvaluationSettings = EvaluationSettings(),
     progress: Progress | None = None,
+    names: Sequence[str] = protocols.PAB,
 ) -> Evaluation:
-    """Search the data's images with each of their captions.
+    """Search the data's images with each of their captions, or with its queries where it has any.
 
-    Behaviour: the query's own image is relevant. Identity: every image of its person. Normal, anomaly: the queries of
-    one behaviour against the whole gallery. Pair accuracy: a query's own image against its hard negative, by the final
-    score. Raises UserError where no image can be read or a score is not a number.
+    names: the protocols that are counted, as far as the data can answer them (`retrieval.protocols`). Pair accuracy: a
+    query's own image against its hard negative, by the final score. Raises UserError where no image can be read or a score is not a number.
     """
     was_training = network.training
     network.eval()
     try:
-        return _evaluate(network, data, vocabulary, settings, progress or (lambda *_: None))
+        return _evaluate(network, data, vocabulary, settings, progress or (lambda *_: None), names)
     finally:
         network.train(was_training)
 
 
 def _evaluate(
-    network: PairNetwork, data: SampleSet, vocabulary: Vocabulary, settings: EvaluationSettings, progress: Progress
+    network: AnyNetwork,
+    data: SampleSet,
+    vocabulary: TextReader,
+    settings: EvaluationSettings,
+    progress: Progress,
+    names: Sequence[str],
 ) -> Evaluation:
     images = encoded_images(network, data, settings, progress)
     gallery = images.samples
-    queries = [
-        Query(sample.id if number == 0 else f"{sample.id}#{number}", text, index)
-        for index, sample in enumerate(gallery)
-        for number, caption in enumerate(sample.captions)
-        if (text := cleaned(caption, ""))
-    ]
+    queries = queries_of(data, gallery, vocabulary)
     if not queries:
         raise UserError(f"{data.name}: no caption of its {data.split} split has a word to search for")
     texts = _encoded_texts(network, [query.text for query in queries], vocabulary, settings, progress)
     order = id_order([sample.id for sample in gallery])
-    candidates, _ = first_candidates(texts.features, images.features, settings.top_k, order)
-    logits = matching_logits(network, data, images, texts, candidates, settings, progress)
-    return judged(data, images, queries, texts.features, candidates, logits, order, settings)
+    if isinstance(network, DualEncoder) or not (network.matches and settings.fusion.matches):
+        settings = replace(settings, top_k=0, fusion=Fusion("similarity"))
+        candidates, logits = nothing_matched(len(queries))
+    else:
+        candidates, _ = first_candidates(texts.features, images.features, settings.top_k, order)
+        logits = matching_logits(network, data, images, texts, candidates, settings, progress)
+    return judged(data, images, queries, texts.features, candidates, logits, order, settings, names)
+
+
+def queries_of(data: SampleSet, gallery: Sequence[Sample], vocabulary: TextReader) -> list[Query]:
+    """The data's own queries, else each caption of each image that says something."""
+    if data.queries:
+        return [Query(each.id, text, None, each.right) for each in data.queries if (text := vocabulary.text(each.text))]
+    return [
+        Query(sample.id if number == 0 else f"{sample.id}#{number}", text, index)
+        for index, sample in enumerate(gallery)
+        for number, caption in enumerate(sample.captions)
+        if (text := vocabulary.text(caption))
+    ]
+
+
+def nothing_matched(queries: int) -> tuple[np.ndarray, np.ndarray]:
+    """Candidates int64 (Q, 0) and logits float32 (Q, 0) where similarity alone ranks."""
+    return np.empty((queries, 0), dtype=np.int64), np.empty((queries, 0), dtype=np.float32)
 
 
 @dataclass
@@ -143,7 +169,7 @@ class EncodedGallery:
 
 
 def encoded_images(
-    network: PairNetwork, data: SampleSet, settings: EvaluationSettings, progress: Progress
+    network: AnyNetwork, data: SampleSet, settings: EvaluationSettings, progress: Progress
 ) -> EncodedGallery:
     """Features of all images that can be read, in the order of the samples."""
     samples: list[Sample] = []
@@ -182,7 +208,9 @@ def encoded_images(
     return EncodedGallery(tuple(samples), np.concatenate(features), tokens, unreadable)
 
 
-def _pictures(network: PairNetwork, data: SampleSet, sample: Sample) -> tuple[np.ndarray, np.ndarray | None]:
+def _pictures(network: AnyNetwork, data: SampleSet, sample: Sample) -> tuple[np.ndarray, np.ndarray | None]:
+    if isinstance(network, DualEncoder):
+        return network.pictures(read_image(data.picture(sample.image, "image"), sample.id)), None
     side = network.options.size.image.image_size
     image = normalised(read_square(data.picture(sample.image, "image"), sample.id, side))
     if not network.options.pose or sample.pose is None:
@@ -191,7 +219,7 @@ def _pictures(network: PairNetwork, data: SampleSet, sample: Sample) -> tuple[np
 
 
 def _on_device(
-    network: PairNetwork, pictures: Sequence[np.ndarray], poses: Sequence[np.ndarray | None]
+    network: AnyNetwork, pictures: Sequence[np.ndarray], poses: Sequence[np.ndarray | None]
 ) -> tuple[Tensor, Tensor | None]:
     device = next(network.parameters()).device
     shown = torch.from_numpy(np.stack(pictures)).to(device)
@@ -201,26 +229,30 @@ def _on_device(
 
 @dataclass
 class EncodedTexts:
-    """hidden: (Q, L, D) on the CPU; mask: (Q, L); features: float32 (Q, F)."""
+    """hidden: (Q, L, D) on the CPU; mask: (Q, L); features: float32 (Q, F); weights: those of `encode_texts`."""
 
     hidden: Tensor
     mask: Tensor
     features: np.ndarray
+    weights: Tensor | None = None
 
 
 def _encoded_texts(
-    network: PairNetwork, texts: Sequence[str], vocabulary: Vocabulary, settings: EvaluationSettings, progress: Progress
+    network: AnyNetwork, texts: Sequence[str], vocabulary: TextReader, settings: EvaluationSettings, progress: Progress
 ) -> EncodedTexts:
     device = next(network.parameters()).device
-    hidden, masks, features = [], [], []
+    hidden, masks, features, weights = [], [], [], []
     for start in range(0, len(texts), settings.text_chunk):
         ids = torch.from_numpy(vocabulary.ids(texts[start : start + settings.text_chunk])).to(device)
         encoded = network.encode_texts(Tokens(ids, (ids != 0).long()))
         hidden.append(encoded.hidden.float().cpu())
         masks.append(encoded.mask.cpu())
+        if encoded.weights is not None:
+            weights.append(encoded.weights.float().cpu())
         features.append(encoded.features.float().cpu().numpy())
         progress("queries", min(start + settings.text_chunk, len(texts)), len(texts))
-    return EncodedTexts(torch.cat(hidden), torch.cat(masks), np.concatenate(features))
+    joined = torch.cat(weights) if weights else None
+    return EncodedTexts(torch.cat(hidden), torch.cat(masks), np.concatenate(features), joined)
 
 
 def matching_logits(
@@ -267,7 +299,8 @@ def _logits(
     text_rows = torch.tensor([rows[query] for query, _, _ in pairs], device=device)
     image_rows = torch.tensor([image for _, _, image in pairs], device=device)
     hidden = texts.hidden[queries, :length].to(device)
-    found = network.match(hidden, mask[:, :length].to(device), keys_values, text_rows, image_rows)
+    weights = None if texts.weights is None else texts.weights[queries].to(device)
+    found = network.match(hidden, mask[:, :length].to(device), keys_values, text_rows, image_rows, weights)
     return found[:, 1].float().cpu().numpy()
 
 
@@ -291,6 +324,7 @@ def judged(
     logits: np.ndarray,
     order: np.ndarray,
     settings: EvaluationSettings,
+    names: Sequence[str] = protocols.PAB,
 ) -> Evaluation:
     """Scores, metrics and rankings of queries with these features (Q, F) and matching logits (Q, k), chunk by chunk.
 
@@ -299,16 +333,11 @@ def judged(
     if not (np.isfinite(logits).all() and np.isfinite(features).all() and np.isfinite(images.features).all()):
         raise UserError("evaluation: a score is not a number; the checkpoint's weights are damaged or have diverged")
     gallery = images.samples
-    labels = {
-        "PAB behaviour": [sample.id for sample in gallery],
-        "PAB identity": [sample.person or f"no person of {sample.id}" for sample in gallery],
-    }
-    known = {"PAB behaviour": True, "PAB identity": all(sample.person for sample in gallery)}
     places = {sample.id: index for index, sample in enumerate(gallery)}
     counterparts = [places.get(sample.hard.id) if sample.hard else None for sample in gallery]
-    normal = [gallery[query.image].normal for query in queries]
-    counters = {name: MetricsCounter(order) for name in PROTOCOLS}
-    relevant = {name: relevant_indices([own[query.image] for query in queries], own) for name, own in labels.items()}
+    counted = _counted(names, queries, gallery)
+    counters = {each.protocol: MetricsCounter(order) for each in counted}
+    relevant = {each.protocol: dict(zip(each.rows, each.relevant, strict=True)) for each in counted}
     pairs = PairAccuracy(0, 0)
     rankings = []
     extremes = extremes_of(settings.fusion, _extremes(features, images.features, settings.text_chunk), logits)
@@ -317,17 +346,15 @@ def judged(
         part = slice(rows.start, rows.stop)
         similarity = features[part] @ images.features.T
         scores = fuse(settings.fusion, extremes, similarity, candidates[part], logits[part], start, len(queries))
-        for name in labels:
-            if known[name]:
-                counters[name].add(scores, relevant[name][part])
-        for name, wanted in (("PAB-Normal", True), ("PAB-Anomaly", False)):
-            own = [row for row in rows if normal[row] is wanted]
+        for name, counter in counters.items():
+            own = [row for row in rows if row in relevant[name]]
             if own:
-                counters[name].add(
-                    scores[[row - start for row in own]], [relevant["PAB behaviour"][row] for row in own]
-                )
-        own_images = [queries[row].image for row in rows]
-        pairs += pair_accuracy(scores, own_images, [counterparts[image] for image in own_images])
+                counter.add(scores[[row - start for row in own]], [relevant[name][row] for row in own])
+        paired = [(row - start, image) for row in rows if (image := queries[row].image) is not None]
+        own_images = [image for _, image in paired]
+        pairs += pair_accuracy(
+            scores[[row for row, _ in paired]], own_images, [counterparts[image] for image in own_images]
+        )
         for row, scored in zip(rows, scores, strict=True):
             first = first_ranked(scored, order, RANKED)
             rankings.append(
@@ -344,6 +371,22 @@ def judged(
         unreadable=tuple(images.unreadable),
         counts={"queries": len(queries), "gallery": len(gallery), "left out": data.left_out + len(images.unreadable)},
     )
+
+
+def _counted(names: Sequence[str], queries: Sequence[Query], gallery: Sequence[Sample]) -> list[protocols.Counted]:
+    """The protocols over these queries; without any where nobody tells which images answer them."""
+    images = [protocols.Judged(each.match, each.person, each.normal) for each in gallery]
+    if all(query.image is not None for query in queries):
+        asked = [images[query.image] for query in queries if query.image is not None]
+        return protocols.counted(names, asked, images)
+    if all(query.right is None for query in queries):
+        return []
+    places = {each.id: index for index, each in enumerate(gallery)}
+    relevant = tuple(
+        np.array(sorted(places[name] for name in query.right or () if name in places), dtype=np.int64)
+        for query in queries
+    )
+    return [protocols.Counted(name, tuple(range(len(queries))), relevant) for name in names]
 
 
 def _extremes(queries: np.ndarray, gallery: np.ndarray, chunk: int) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from pipeline.models.config import SIZES, Recipe
 from pipeline.models.recipes import changed, with_size
 
 PRESETS = ("paper", "small")
-INITIAL_WEIGHTS = ("none", "minilm", "xvlm16m", "aptm", "swin")
+INITIAL_WEIGHTS = ("none", "minilm", "xvlm16m", "x2vlm", "aptm", "swin")
 
 # What a CPU does in minutes on a few thousand images; the losses and the models are those of the papers.
 # Pose maps go into the encoder as they are (the paper's form): the published code's two convolutions at full resolution
@@ -31,6 +31,8 @@ _SMALL: dict[str, Any] = {
 }
 # Caption parts are a quarter as long as captions: without padding in the sums they are encoded at their own length.
 _SMALL_SEDA: dict[str, Any] = {"model.stp.mask_pad": True}
+# Sub-experts a quarter as wide as the tokens, since the encoders are shallow; the anchors of a batch fit into memory.
+_SMALL_GRADCO: dict[str, Any] = {"model.bmoe.hidden": 32, "model.col.chunk": 128}
 
 
 def preset_for(name: str) -> str:
@@ -48,8 +50,12 @@ def with_preset(recipe: Recipe, preset: str) -> Recipe:
     """The recipe at a preset's size."""
     if preset == "paper":
         return recipe
-    small = changed(with_size(recipe, SIZES["small"]), _SMALL)
-    return changed(small, _SMALL_SEDA) if small.model.model == "seda" else small
+    model = recipe.model.model
+    if model == "dual":
+        return changed(recipe, {name: _SMALL[name] for name in ("epochs", "batch_size")})
+    size = SIZES["x2vlm-small" if model in ("gradco", "lightair") else "small"]
+    small = changed(with_size(recipe, size), _SMALL)
+    return changed(small, {"seda": _SMALL_SEDA, "gradco": _SMALL_GRADCO}.get(model, {}))
 
 
 @dataclass(frozen=True)
@@ -61,13 +67,13 @@ class InitialWeights:
 
 
 def parse_initial(text: str) -> InitialWeights:
-    """`minilm`, `none`, `xvlm16m:FILE`, `aptm:FILE` or `swin:FILE`. Raises UserError."""
+    """`minilm`, `none`, `xvlm16m:FILE`, `x2vlm:FILE`, `aptm:FILE` or `swin:FILE`. Raises UserError."""
     kind, colon, file = text.partition(":")
-    needs_file = kind in ("xvlm16m", "aptm", "swin")
+    needs_file = kind in ("xvlm16m", "x2vlm", "aptm", "swin")
     if kind not in INITIAL_WEIGHTS or needs_file != bool(colon):
         raise UserError(
             f"--init {text}: use minilm (for a text side of width 384), none, or a file of published weights: "
-            "xvlm16m:FILE, aptm:FILE, swin:FILE"
+            "xvlm16m:FILE, x2vlm:FILE, aptm:FILE, swin:FILE"
         )
     return InitialWeights(kind, Path(file) if colon else None)
 

@@ -13,8 +13,10 @@ from pipeline.core.seeds import seed_of
 from pipeline.core.sheet import text_font
 from pipeline.core.store import parquet_bytes, write_atomically
 from pipeline.core.text import words_of
+from pipeline.retrieval.metrics import Metrics
+from pipeline.retrieval.protocols import AVERAGED
 from pipeline.training.evaluate import Evaluation, Ranking
-from pipeline.training.samples import Sample, SampleSet
+from pipeline.training.samples import Factors, Sample, SampleSet
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,7 +28,7 @@ _PAGE_QUERIES = 8
 _PAGE_IMAGES = 5
 _SIDE, _GAP, _MARGIN, _FRAME = 150, 10, 16, 5
 _FACTOR_INK = {"appearance": (30, 130, 50), "action": (190, 40, 40), "background": (210, 120, 20)}
-_RIGHT, _SAME_PERSON, _WRONG = (40, 160, 60), (50, 90, 210), (200, 50, 50)
+_RIGHT, _SAME_PERSON, _WRONG, _UNKNOWN = (40, 160, 60), (50, 90, 210), (200, 50, 50), (150, 150, 150)
 
 
 def metrics_of(found: Evaluation) -> dict[str, Any]:
@@ -34,6 +36,7 @@ def metrics_of(found: Evaluation) -> dict[str, Any]:
     protocols = {
         name: {
             **{f"R@{k}": round(value, 4) for k, value in each.recall.items()},
+            **({"Avg": round(average_of(each), 4)} if name in AVERAGED else {}),
             "mAP": round(each.mean_ap, 4),
             "mINP": round(each.mean_inp, 4),
             "queries": each.queries,
@@ -56,6 +59,30 @@ def metrics_of(found: Evaluation) -> dict[str, Any]:
         **found.counts,
         "unreadable": [f"{name}: {why}" for name, why in found.unreadable],
     }
+
+
+def average_of(each: Metrics) -> float:
+    """The mean of R@1, R@5 and R@10: UCC-Avg, and R-Avg of the TIPR sets."""
+    return sum(each.recall.values()) / len(each.recall)
+
+
+def weather_of(found: Mapping[str, Evaluation]) -> dict[str, Any]:
+    """The figures of each condition and their mean: R@1 and mAP in percent."""
+    from pipeline.retrieval.protocols import BEHAVIOUR
+
+    rows = {name: each.metrics[BEHAVIOUR] for name, each in found.items()}
+    told = {name: {"R@1": each.recall[1], "mAP": each.mean_ap, "queries": each.queries} for name, each in rows.items()}
+    mean = {key: sum(each[key] for each in told.values()) / len(told) for key in ("R@1", "mAP")}
+    return {
+        name: {key: round(value, 4) for key, value in each.items()} for name, each in {**told, "mean": mean}.items()
+    }
+
+
+def format_weather(told: Mapping[str, Mapping[str, float]]) -> str:
+    """`weather_of` as a table, a condition a line."""
+    lines = [f"{'Multi-Weather':<14}  {'R@1':>6}  {'mAP':>6}"]
+    lines += [f"{name:<14}  {each['R@1']:6.2f}  {each['mAP']:6.2f}" for name, each in told.items()]
+    return "\n".join(lines)
 
 
 def write_results(folder: Path, found: Evaluation, data: SampleSet, about: Mapping[str, Any]) -> list[Path]:
@@ -101,10 +128,15 @@ def format_metrics(found: Evaluation) -> str:
             f"{found.pairs.queries} queries; chance 50 %"
         )
     chance = 100 / max(1, found.counts["gallery"])
+    matched = f"first {found.top_k} matched" if found.top_k else "nothing matched"
     notes.append(
-        f"gallery {found.counts['gallery']} images (chance R@1 {chance:.2f} %), first {found.top_k} matched, "
-        f"fusion {found.fusion}"
+        f"gallery {found.counts['gallery']} images (chance R@1 {chance:.2f} %), {matched}, fusion {found.fusion}"
     )
+    notes += [
+        f"{name}: mean of R@1, R@5 and R@10 {average_of(each):.2f}"
+        for name, each in found.metrics.items()
+        if name in AVERAGED
+    ]
     left_out = sum(each.without_relevant for each in found.metrics.values())
     if left_out or found.counts["left out"]:
         notes.append(f"left out: {found.counts['left out']} images, {left_out} queries without a relevant image")
@@ -131,7 +163,8 @@ def examples_page(found: Evaluation, data: SampleSet) -> Image.Image:
     _legend(draw)
     for number, ranking in enumerate(shown):
         top = _MARGIN + 44 + number * row
-        _query(draw, found.gallery[ranking.query.image], ranking.query.text, top, text_width)
+        own = None if ranking.query.image is None else found.gallery[ranking.query.image]
+        _query(draw, own.factors if own else (None, None, None), ranking.query.text, top, text_width)
         for place, (index, score) in enumerate(zip(ranking.images[:_PAGE_IMAGES], ranking.scores, strict=False)):
             left = _MARGIN + text_width + place * (_SIDE + 2 * _FRAME + _GAP)
             sample = found.gallery[index]
@@ -158,10 +191,10 @@ def _legend(draw: ImageDraw.ImageDraw) -> None:
         left += round(text_font(15).getlength(text))
 
 
-def _query(draw: ImageDraw.ImageDraw, sample: Sample, text: str, top: int, width: int) -> None:
+def _query(draw: ImageDraw.ImageDraw, factors: Factors, text: str, top: int, width: int) -> None:
     """The query's words, each in the colour of the factor that has it."""
     owners: dict[str, str] = {}
-    for name, part in zip(_FACTOR_INK, sample.factors, strict=True):
+    for name, part in zip(_FACTOR_INK, factors, strict=True):
         for word in words_of(part or ""):
             owners.setdefault(word, name)
     font = text_font(13)
@@ -178,8 +211,13 @@ def _query(draw: ImageDraw.ImageDraw, sample: Sample, text: str, top: int, width
 
 
 def _frame(found: Evaluation, ranking: Ranking, index: int) -> tuple[int, int, int]:
-    own, shown = found.gallery[ranking.query.image], found.gallery[index]
-    if shown.id == own.id:
+    shown = found.gallery[index]
+    if ranking.query.image is None:
+        if ranking.query.right is None:
+            return _UNKNOWN
+        return _RIGHT if shown.id in ranking.query.right else _WRONG
+    own = found.gallery[ranking.query.image]
+    if shown.match == own.match:
         return _RIGHT
     return _SAME_PERSON if own.person is not None and shown.person == own.person else _WRONG
 

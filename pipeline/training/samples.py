@@ -1,7 +1,9 @@
 """What is trained on and searched in: samples of the built dataset or of the released PAB folder, in one form.
 
-`./out/pab` is a dataset this project published; `pab:FOLDER` is PAB as its authors released it. Texts are held in
-memory, pictures are read when they are wanted.
+`./out/pab` is a dataset this project published or imported; `pab:FOLDER` is PAB as its authors released it;
+`tipr:SET:FOLDER` is one of the sets of text-based person retrieval; `track4:FOLDER` is the AI City Challenge's test
+set, whose queries belong to no image that anybody knows. Texts are held in memory, pictures are read when they are
+wanted.
 """
 
 from __future__ import annotations
@@ -13,15 +15,19 @@ from typing import Any, Literal
 
 from pipeline.core.errors import UserError
 from pipeline.core.seeds import seed_of
+from pipeline.formats import tipr, track4
 from pipeline.formats.pab import PabRow, read_pab
 
-Split = Literal["train", "test"]
+Split = str
+"""train, test, ucc or weather_CONDITION; in TIPR sets also val."""
 Factors = tuple[str | None, str | None, str | None]
 """Appearance, action and background of a caption; None where it says nothing of one."""
 
-PAB_PREFIX = "pab:"
+PAB_PREFIX, TIPR_PREFIX, TRACK4_PREFIX = "pab:", "tipr:", "track4:"
 _TEXT_COLUMNS = ("caption", "image_id", "kind", "behavior", "action", "anomaly", "scene", "factors", "hard_image_id",
                  "hard_caption", "hard_factors", "pair_id", "video", "source_id")  # fmt: skip
+_OPTIONAL = ("captions", "match_id")
+"""Columns of datasets in which an image has several captions, or a query several images."""
 _SCALE = 1 << 63
 
 
@@ -56,6 +62,12 @@ class Sample:
     label: str | None = None
     scene: str | None = None
     hard: Hard | None = None
+    match_id: str | None = None
+
+    @property
+    def match(self) -> str:
+        """What an image shares with the captions that it answers, and with the images that answer them too."""
+        return self.match_id or self.id
 
     @property
     def caption(self) -> str:
@@ -63,8 +75,18 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class FreeQuery:
+    """A query that is no image's caption. right: ids of the images that answer it; None where nobody tells."""
+
+    id: str
+    text: str
+    right: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
 class SampleSet:
-    """The samples of a split. left_out: rows that could not be used; problems: a line for each file that had any."""
+    """The samples of a split. queries: those that are searched for in place of the samples' own captions. left_out:
+    rows that could not be used; problems: a line for each file that had any."""
 
     name: str
     split: Split
@@ -72,6 +94,7 @@ class SampleSet:
     read: Callable[[int | Path, str], bytes]
     left_out: int = 0
     problems: tuple[str, ...] = field(default_factory=tuple)
+    queries: tuple[FreeQuery, ...] = ()
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -86,7 +109,7 @@ class SampleSet:
 
 
 def load_samples(data: str, split: Split, *, hard: bool = True) -> SampleSet:
-    """A split of `./out/pab` or `pab:FOLDER`, sorted by id.
+    """A split of `./out/pab`, `pab:FOLDER` or another of the forms above, sorted by id.
 
     hard: whether training samples of a released folder must have hard negatives. Raises UserError where the folder is
     not there or holds something else, or where the split is empty.
@@ -94,6 +117,10 @@ def load_samples(data: str, split: Split, *, hard: bool = True) -> SampleSet:
     check_there(data)
     if data.startswith(PAB_PREFIX):
         return _released(Path(data.removeprefix(PAB_PREFIX)), split, hard)
+    if data.startswith(TIPR_PREFIX):
+        return _tipr(data, split)
+    if data.startswith(TRACK4_PREFIX):
+        return _track4(data, split)
     return _published(Path(data), split)
 
 
@@ -114,18 +141,24 @@ def _read_file(where: int | Path, _column: str) -> bytes:
 
 
 def check_there(data: str) -> None:
-    """Raises UserError where no dataset is at `./out/pab` or `pab:FOLDER`; opens no picture and no library."""
+    """Raises UserError where no data is at `./out/pab`, `pab:FOLDER` or the like; opens no picture and no library."""
     from pipeline.core.card import TAG
 
-    if data.startswith(PAB_PREFIX):
-        if not Path(data.removeprefix(PAB_PREFIX)).is_dir():
+    folder = None
+    if data.startswith(TIPR_PREFIX):
+        folder = _tipr_parts(data)[1]
+    for prefix in (PAB_PREFIX, TRACK4_PREFIX):
+        if data.startswith(prefix):
+            folder = Path(data.removeprefix(prefix))
+    if folder is not None:
+        if not folder.is_dir():
             raise UserError(f"--data {data}: the folder is not there")
         return
     card = Path(data) / "README.md"
     if not card.is_file() or TAG not in card.read_text("utf-8", errors="replace"):
         raise UserError(
             f"--data {data}: no dataset of this project is there; build one with python -m pipeline.build, or give "
-            f"{PAB_PREFIX}FOLDER for PAB as released"
+            f"{PAB_PREFIX}FOLDER for PAB as released, {TIPR_PREFIX}SET:FOLDER or {TRACK4_PREFIX}FOLDER"
         )
 
 
@@ -134,9 +167,12 @@ def _published(folder: Path, split: Split) -> SampleSet:
     if not files:
         raise UserError(f"--data {folder}: its {split} split is empty; look at its README.md for what was dropped")
     dataset = _dataset(folder, split, files)
-    rows = dataset.select_columns(list(_TEXT_COLUMNS)).to_list()
+    rows = dataset.remove_columns(["image", "pose"]).to_list()
     places = {row["image_id"]: number for number, row in enumerate(rows)}
     samples = [_published_sample(row, number, places) for number, row in enumerate(rows)]
+    without_pose = {number for number, absent in enumerate(dataset.data.column("pose").is_null().to_pylist()) if absent}
+    if without_pose:  # imported rows may have none
+        samples = [_posed(each, without_pose) for each in samples]
     pictures = dataset.select_columns(["image", "pose"])
     return SampleSet(str(folder), split, tuple(sorted(samples, key=lambda each: each.id)), _Columns(pictures))
 
@@ -157,7 +193,8 @@ def _dataset(folder: Path, split: Split, files: Sequence[Path]) -> Any:
         )
         for column in ("image", "pose"):
             dataset = dataset.cast_column(column, datasets.Image(decode=False))
-        return dataset.select_columns(["image", "pose", *_TEXT_COLUMNS])
+        more = [name for name in _OPTIONAL if name in dataset.column_names]
+        return dataset.select_columns(["image", "pose", *_TEXT_COLUMNS, *more])
     except (DatasetsError, OSError, ValueError, KeyError) as error:
         cause = error.__cause__ or error
         why = (str(cause) or type(cause).__name__).splitlines()[0]
@@ -174,17 +211,25 @@ def _published_sample(row: Mapping[str, Any], number: int, places: Mapping[str, 
         hard = Hard(row["hard_image_id"], row["hard_caption"], _factors(row["hard_factors"]), place, place)
     return Sample(
         id=row["image_id"],
-        source=row["video"],
+        source=row["video"] or row["pair_id"] or row["image_id"],
         person=row["pair_id"],
-        normal=row["behavior"] == "normal",
-        captions=(row["caption"],),
+        normal=None if row["behavior"] is None else row["behavior"] == "normal",
+        captions=tuple(row.get("captions") or (row["caption"],)),
         factors=_factors(row["factors"]),
         image=number,
         pose=number,
         label=row["action"] or row["anomaly"],
         scene=row["scene"],
         hard=hard,
+        match_id=row.get("match_id"),
     )
+
+
+def _posed(sample: Sample, without: set[int]) -> Sample:
+    hard = sample.hard
+    if hard is not None and hard.pose in without:
+        hard = replace(hard, pose=None)
+    return replace(sample, pose=None if sample.pose in without else sample.pose, hard=hard)
 
 
 def _factors(value: Mapping[str, str | None] | None) -> Factors:
@@ -215,7 +260,62 @@ def _released_sample(row: PabRow) -> Sample:
         label=row.label,
         scene=row.scene,
         hard=hard,
+        match_id=row.match_id,
     )
+
+
+def _tipr_parts(data: str) -> tuple[str, Path]:
+    name, colon, folder = data.removeprefix(TIPR_PREFIX).partition(":")
+    if not colon or not folder:
+        raise UserError(f"--data {data}: write {TIPR_PREFIX}SET:FOLDER, SET one of {', '.join(tipr.SETS)}")
+    return tipr.set_named(name).name, Path(folder)
+
+
+def tipr_name(data: str) -> str:
+    """The set of `tipr:SET:FOLDER`. Raises UserError."""
+    return _tipr_parts(data)[0]
+
+
+def _tipr(data: str, split: Split) -> SampleSet:
+    """A picture is a person's, and answers the captions of all pictures of that person."""
+    name, root = _tipr_parts(data)
+    found = tipr.read_tipr(name, root, split)
+    samples = [
+        Sample(
+            id=row.id,
+            source=row.person,
+            person=row.person,
+            normal=None,
+            captions=row.captions,
+            factors=(None, None, None),
+            image=row.image,
+            pose=None,
+            match_id=row.person,
+        )
+        for row in sorted(found.rows, key=lambda each: each.id)
+    ]
+    if split == "train":  # in training a picture is one sample a caption
+        samples = [
+            replace(each, id=each.id if number == 0 else f"{each.id}#{number}", captions=(caption,))
+            for each in samples
+            for number, caption in enumerate(each.captions)
+        ]
+    return SampleSet(data, split, tuple(samples), _read_file, found.left_out, tuple(found.problems))
+
+
+def _track4(data: str, split: Split) -> SampleSet:
+    if split != "test":
+        raise UserError(f"--data {data}: is a test set, there is nothing to train on")
+    found = track4.read_track4(Path(data.removeprefix(TRACK4_PREFIX)))
+    samples = [
+        Sample(
+            id=path.name, source=path.name, person=None, normal=None, captions=(), factors=(None, None, None),
+            image=path, pose=pose,
+        )
+        for path, pose in zip(found.gallery, found.poses, strict=True)
+    ]  # fmt: skip
+    queries = tuple(FreeQuery(each.index, each.caption, each.right) for each in found.queries)
+    return SampleSet(data, split, tuple(samples), _read_file, queries=queries)
 
 
 def drawn(samples: Sequence[Sample], fraction: float) -> list[Sample]:

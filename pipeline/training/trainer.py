@@ -19,12 +19,13 @@ import torch
 from pipeline.core.errors import UserError
 from pipeline.core.seeds import seed_of
 from pipeline.models.batch import Batch
+from pipeline.models.build import AnyNetwork
 from pipeline.models.config import Recipe
 from pipeline.models.gather import Gather, ProcessGather, one_process
 from pipeline.models.losses import DrawnNegatives
-from pipeline.models.network import Losses, PairNetwork
+from pipeline.models.network import Losses
 from pipeline.models.optimiser import adamw, lr_factor
-from pipeline.training.batches import Collated, EpochOrder, Preparer, Unreadable, collated, loader_of
+from pipeline.training.batches import Collated, EpochOrder, Preparing, Unreadable, collated, loader_of
 from pipeline.training.evaluate import Evaluation
 from pipeline.training.state import (
     STATE,
@@ -75,12 +76,13 @@ class Clock:
 class Observers:
     """Whom the loop tells what. step: (optimiser steps done, of how many, losses). epoch: the line of the log.
 
-    unreadable: (id, why) of a sample of any process, each time that it is left out.
+    unreadable: (id, why) of a sample of any process, each time that it is left out. saved: a state was saved.
     """
 
     step: Callable[[int, int, Mapping[str, float]], None] = lambda *_: None
     epoch: Callable[[Mapping[str, Any]], None] = lambda _: None
     unreadable: Callable[[str, str], None] = lambda *_: None
+    saved: Callable[[], None] = lambda: None
     clock: Clock = field(default_factory=Clock)
 
 
@@ -94,9 +96,9 @@ class Trained:
 
 
 def train(
-    network: PairNetwork,
+    network: AnyNetwork,
     recipe: Recipe,
-    preparer: Preparer,
+    preparer: Preparing,
     folder: Path,
     settings: LoopSettings,
     validate: Callable[[], Evaluation | None],
@@ -154,12 +156,15 @@ def train(
             tensors = {f"network.{name}": each for name, each in network.state_dict().items()}
             tensors |= optimiser_tensors(optimiser.optimizer)
             save_state(folder, TrainingState(epoch, batch, step, tensors, tuple(log), dict(sums), best))
+            watch.saved()
         accelerator.wait_for_everyone()
 
     loader = loader_of(preparer, order, settings.workers, functools.partial(collated, fill=processes > 1))
     for epoch in range(progress.epoch, recipe.epochs):
         order.epoch, order.start = epoch, progress.batch if epoch == progress.epoch else 0
         network.train()
+        if order.start == 0:
+            network.begin_epoch(epoch)
         unreadable: tuple[Unreadable, ...] = ()
         watch.clock.lap("starting" if epoch == progress.epoch else "saving")
         for number, made in enumerate(loader, order.start):
@@ -231,7 +236,7 @@ def train(
     return trained
 
 
-def _restored(network: PairNetwork, optimiser: torch.optim.Optimizer, folder: Path) -> TrainingState:
+def _restored(network: AnyNetwork, optimiser: torch.optim.Optimizer, folder: Path) -> TrainingState:
     state = load_state(folder)
     if state is None:
         return TrainingState(0, 0, 0, {}, (), {}, None)
@@ -282,7 +287,7 @@ def _mean_over_processes(accelerator: Any, losses: Losses) -> dict[str, float]:
     return dict(zip(LOSSES, accelerator.reduce(values, "mean").tolist(), strict=True))
 
 
-def _share_buffers(network: PairNetwork, processes: int) -> None:
+def _share_buffers(network: AnyNetwork, processes: int) -> None:
     """Give every process the first one's running statistics, so that all validate one network."""
     if processes > 1:
         for buffer in network.buffers():
@@ -298,7 +303,7 @@ def _check_finite(values: Mapping[str, float], epoch: int, number: int, folder: 
         )
 
 
-def _check_weights(network: PairNetwork, step: int, folder: Path) -> None:
+def _check_weights(network: AnyNetwork, step: int, folder: Path) -> None:
     """Raises UserError rather than let weights that are not numbers take the place of good ones."""
     for name, weights in network.named_parameters():
         if not bool(torch.isfinite(weights).all()):

@@ -8,7 +8,7 @@ from bench import random_inputs, train_step
 from bench.counting import Cost, measured
 from bench.pair_by_pair import crossed_pairs, pair_by_pair
 from bench.random_inputs import random_batch
-from pipeline.models import losses
+from pipeline.models import cmp, losses
 from pipeline.models import network as networks
 from pipeline.models.build import NETWORKS, build_network
 from pipeline.models.config import CmpOptions, SedaOptions
@@ -80,7 +80,8 @@ def test_a_step_at_full_width_needs_at_most_95_in_100_of_the_published_multiply_
     network, batch = on_meta(options).train(), random_batch(options, COUNT).to("meta")
     neighbours = torch.arange(COUNT, device="meta").roll(1)
     monkeypatch.setattr(networks, "draw_negatives", lambda *_: (neighbours, neighbours))
-    monkeypatch.setattr(losses, "_products", lambda rows, columns: rows @ columns.t())  # without autocast
+    for module in (losses, cmp):
+        monkeypatch.setattr(module, "similarities", lambda rows, columns: rows @ columns.t())  # without autocast
     monkeypatch.setattr(masking_utils, "_ignore_bidirectional_mask_sdpa", lambda *_: True)  # all tokens are real
     counts = []
     for way in (network, pair_by_pair(network)):

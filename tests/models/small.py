@@ -8,7 +8,7 @@ import torch
 
 from pipeline.models.batch import Batch, HardPairs, MaskedTokens, Tokens
 from pipeline.models.build import build_network
-from pipeline.models.config import FACTORS, CmpOptions, ImageSize, SedaOptions, Size, TextSize
+from pipeline.models.config import FACTORS, CmpOptions, GradcoOptions, ImageSize, SedaOptions, Size, TextSize
 from pipeline.models.network import PairNetwork
 from pipeline.models.recipes import changed
 
@@ -25,7 +25,7 @@ NO_DROPOUT = {"size.text.dropout": 0.0, "projection_dropout": 0.0}
 
 def small_network(model: str = "cmp", seed: int = 0, **changes: Any) -> PairNetwork:
     """An untrained network in evaluation mode whose weights are large enough to tell inputs apart."""
-    options = SedaOptions(size=SIZE) if model == "seda" else CmpOptions(size=SIZE)
+    options = {"cmp": CmpOptions, "seda": SedaOptions, "gradco": GradcoOptions}[model](size=SIZE)
     network = build_network(changed(options, changes), seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

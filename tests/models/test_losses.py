@@ -13,6 +13,7 @@ from pipeline.models.losses import (
     anchor_loss,
     contrastive_loss,
     draw_negatives,
+    similarities,
     identity_targets,
     masked_language_loss,
     matching_loss,
@@ -60,7 +61,7 @@ def test_negatives_are_of_another_identity_and_the_similar_ones_are_drawn_most()
     choose = DrawnNegatives(torch.Generator().manual_seed(0))
     drawn = torch.zeros(2, 6, 6)
     for _ in range(3000):
-        for side, chosen in enumerate(draw_negatives(images, texts, identities, torch.tensor(0.5), choose)):
+        for side, chosen in enumerate(draw_negatives(similarities(images, texts), identities, torch.tensor(0.5), choose)):
             drawn[side, torch.arange(6), chosen] += 1
     other = identities[:, None] != identities[None, :]
     similarity = images @ texts.t() / 0.5
@@ -79,14 +80,14 @@ def test_the_same_generator_draws_the_same_negatives():
 
 def test_a_batch_of_one_identity_has_no_negatives():
     with pytest.raises(UserError, match="one identity only"):
-        draw_negatives(rows(3), rows(3), torch.tensor([4, 4, 4]), torch.tensor(0.07), HardestNegatives())
+        draw_negatives(similarities(rows(3), rows(3)), torch.tensor([4, 4, 4]), torch.tensor(0.07), HardestNegatives())
 
 
 def test_features_that_are_not_finite_are_told():
     broken = rows(3)
     broken[0] = math.nan
     with pytest.raises(UserError, match="not finite"):
-        draw_negatives(broken, rows(3), torch.arange(3), torch.tensor(0.07), HardestNegatives())
+        draw_negatives(similarities(broken, rows(3)), torch.arange(3), torch.tensor(0.07), HardestNegatives())
 
 
 def test_losses_over_nothing_are_zero_with_a_gradient():

@@ -38,12 +38,12 @@ def test_the_terms_of_cmp_add_up():
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_trains_each_of_its_parameters(name):
-    """Whoever trains in several processes may rely on it: no parameter is left without a gradient."""
+    """Whoever trains in several processes may rely on it: none is left without a gradient that is not told to be."""
     options = RECIPES[name].model
     changes = {each: getattr(options, each) for each in type(options).model_fields if each not in ("size", "model")}
     network = small_network(options.model, **changes).train()
     losses_of(network, small_batch()).total.backward()
-    assert not [each for each, parameter in network.named_parameters() if parameter.grad is None]
+    assert not [name for name, each in network.named_parameters() if each.requires_grad and each.grad is None]
 
 
 def test_switched_off_parts_are_not_there():

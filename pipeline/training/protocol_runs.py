@@ -1,0 +1,169 @@
+"""A network under a named protocol: which data it is put to, what is counted, and what is left behind.
+
+Figures of two protocols never share a table: galleries differ.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.errors import UserError
+from pipeline.core.store import write_atomically
+from pipeline.core.weather import CONDITIONS, weathered
+from pipeline.formats.track4 import ANSWER, answer_text
+from pipeline.retrieval import protocols
+from pipeline.training import samples as sets
+from pipeline.training.evaluate import Evaluation, EvaluationSettings, Progress, evaluate
+from pipeline.training.results import METRICS, format_metrics, format_weather, weather_of, write_results
+from pipeline.training.samples import SampleSet, load_samples
+
+PAB_FAMILY = "PAB"
+"""The four protocols over the test split."""
+SHORT = {PAB_FAMILY: "pab", protocols.UCC: "ucc", protocols.WEATHER: "multi-weather", protocols.TRACK4: "track4"}
+"""How people ask for them on the command line; TIPR sets go by their own names."""
+
+
+def protocols_of(data: str, asked: str | None) -> list[str]:
+    """The protocols that are asked for (names with commas between them), or the first that the data stands for.
+
+    Raises UserError for one that the data has not.
+    """
+    if data.startswith(sets.TRACK4_PREFIX):
+        own = [protocols.TRACK4]
+    elif data.startswith(sets.TIPR_PREFIX):
+        own = [sets.tipr_name(data)]
+    else:
+        own = [PAB_FAMILY, protocols.UCC, protocols.WEATHER]
+    if asked is None:
+        return own[:1]
+    known = {each.lower(): each for each in own} | {SHORT.get(each, each).lower(): each for each in own}
+    found: list[str] = []
+    for name in asked.split(","):
+        if name.strip().lower() not in known:
+            there = ", ".join(SHORT.get(each, each) for each in own)
+            raise UserError(f"--protocol {name.strip()}: {data} is judged by {there}")
+        found.append(known[name.strip().lower()])
+    return found
+
+
+def set_of(data: str, protocol: str) -> SampleSet:
+    """What is searched in: the `ucc` split for UCC, the test split for all others. Raises UserError where it is empty."""
+    return load_samples(data, "ucc" if protocol == protocols.UCC else "test")
+
+
+@dataclass
+class Told:
+    """text: the figures for a person. paths: what was written. queries: how many were answered."""
+
+    text: str
+    paths: list[Path] = field(default_factory=list)
+    queries: int = 0
+
+
+def run_protocol(
+    protocol: str,
+    network: Any,
+    data: SampleSet,
+    words: Any,
+    settings: EvaluationSettings,
+    folder: Path,
+    about: Mapping[str, Any],
+    progress: Progress,
+) -> Told:
+    """Evaluate a network under one protocol and write what it found into a folder. Raises UserError."""
+    if protocol == protocols.WEATHER:
+        return _weather(network, data, words, settings, folder, about, progress)
+    names = protocols.PAB if protocol == PAB_FAMILY else (protocol,)
+    found = evaluate(network, data, words, settings, progress, names)
+    paths = write_results(folder, found, data, {**about, "protocol": protocol})
+    if protocol == protocols.TRACK4:
+        write_atomically(folder / ANSWER, answer(found).encode())
+        paths.append(folder / ANSWER)
+    return Told(format_metrics(found), paths, found.counts["queries"])
+
+
+def answer(found: Evaluation) -> str:
+    """Track 4's answer file: each query's first ten pictures, in the order of the queries."""
+    return answer_text([[found.gallery[image].id for image in each.images] for each in found.rankings])
+
+
+def _weather(
+    network: Any,
+    data: SampleSet,
+    words: Any,
+    settings: EvaluationSettings,
+    folder: Path,
+    about: Mapping[str, Any],
+    progress: Progress,
+) -> Told:
+    found: dict[str, Evaluation] = {}
+    rendered = False
+    for condition in CONDITIONS:
+        under, own = weather_set(data, condition)
+        rendered |= not own
+
+        def tell(what: str, done: int, total: int, condition: str = condition) -> None:
+            progress(f"{condition}: {what}", done, total)
+
+        found[condition] = evaluate(network, under, words, settings, tell, (protocols.BEHAVIOUR,))
+    told = weather_of(found)
+    origin = "drawn here over the test split" if rendered else "those of the data"
+    first = next(iter(found.values()))
+    content = {
+        **about, "protocol": protocols.WEATHER, "pictures": origin, "conditions": told, "fusion": first.fusion,
+        **first.counts,
+    }  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / METRICS, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+    text = f"{format_weather(told)}\npictures under weather: {origin}; fusion {first.fusion}"
+    return Told(text, [folder / METRICS], sum(each.counts["queries"] for each in found.values()))
+
+
+def weather_set(data: SampleSet, condition: str) -> tuple[SampleSet, bool]:
+    """The test split under a condition, and whether the data has such pictures of its own.
+
+    What it has not is drawn over the pictures of the test split, the same way every time.
+    """
+    if condition == "normal":
+        return data, True
+    split = f"weather_{condition}"
+    if _has(data.name, split):
+        return load_samples(data.name, split), True
+    ids = {each.image: each.id for each in data.samples}
+    return replace(data, split=split, read=_Weathered(data.read, condition, ids)), False
+
+
+def _has(data: str, split: str) -> bool:
+    if data.startswith(sets.PAB_PREFIX):
+        from pipeline.formats.pab import splits_in
+
+        return split in splits_in(Path(data.removeprefix(sets.PAB_PREFIX)))
+    return any((Path(data) / "data").glob(f"{split}-*.parquet"))
+
+
+@dataclass(frozen=True)
+class _Weathered:
+    """Reads pictures as they are under a condition; pose maps stay as they are."""
+
+    read: Callable[[Any, str], bytes]
+    condition: str
+    ids: Mapping[Any, str]
+
+    def __call__(self, where: Any, column: str) -> bytes:
+        data = self.read(where, column)
+        if column != "image":
+            return data
+        from PIL import Image
+
+        from pipeline.core.images import read_image
+
+        name = self.ids[where]
+        picture = weathered(read_image(data, name), self.condition, name)
+        buffer = io.BytesIO()
+        Image.fromarray(picture).save(buffer, "PNG", compress_level=1)
+        return buffer.getvalue()
