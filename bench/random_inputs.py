@@ -7,21 +7,30 @@ from torch import Tensor, nn
 
 from pipeline.models.batch import Batch, HardPairs, MaskedTokens, Tokens
 from pipeline.models.build import build_network
-from pipeline.models.config import FACTORS, SIZES, NetworkOptions
+from pipeline.models.config import FACTORS, SIZES, GradcoOptions, LightairOptions, NetworkOptions
 from pipeline.models.masking import CLS_ID, SEP_ID, masks_per_caption
 from pipeline.models.network import PairNetwork
 from pipeline.models.recipes import changed, recipe_named
 
+PHRASES = 875
+"""Of LightAIR's published codebook."""
 _FIRST_WORD = 1000
 """Ids below are special tokens and letters."""
 
 
 def random_network(model: str, size: str, seed: int = 0) -> PairNetwork:
-    """`cmp` or `seda` of a size of `SIZES`, untrained, in evaluation mode.
+    """A recipe's network of a size of `SIZES`, untrained, in evaluation mode.
+
+    Recipes on X2-VLM's encoders get these in that size; LightAIR gets as many phrases as its published codebook has.
 
     Matching weights are drawn wide enough for its scores to differ from pair to pair.
     """
-    network = build_network(changed(recipe_named(model).model, {"size": SIZES[size]}), seed)
+    options = recipe_named(model).model
+    if isinstance(options, GradcoOptions | LightairOptions):
+        size = {"paper": "x2vlm", "small": "x2vlm-small", "tiny": "x2vlm-tiny"}.get(size, size)
+    if isinstance(options, LightairOptions):
+        options = changed(options, {"codebook.phrases": tuple(f"action {number}" for number in range(PHRASES))})
+    network = build_network(changed(options, {"size": SIZES[size]}), seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for part in (network.cross_encoder, network.matching_head):
@@ -71,6 +80,7 @@ def random_batch(options: NetworkOptions, count: int, seed: int = 0) -> Batch:
             random_pictures(count, side, generator),
             texts(),
             random_pictures(count, side, generator),
+            torch.arange(count, 2 * count),
         ),
         parts={factor: texts() for factor in FACTORS},
         actions=torch.zeros(count, dtype=torch.int64),

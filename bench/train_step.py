@@ -1,21 +1,26 @@
 """One training step, beside the same step computed pair by pair as the published code does.
 
 python -m bench.train_step [--model cmp] [--size paper] [--batch 2]
+python -m bench.train_step --beside cmp,gradco,lightair      time and memory of their steps beside each other
 
 One thread of the processor, float32, random weights and inputs, captions of full length. Multiply-adds are counted
 while the steps run, backward passes included (bench/counting.py says which). Both ways hold the same weights and give
 the same losses; bench/pair_by_pair.py says what differs.
+
+With --beside each model does its steps in a process of its own, so that the memory is its alone: the most that the
+process held, with weights, gradients, AdamW's moments and about 0.4 GB of libraries.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.counting import Cost, Target, billions, fastest, judged, measured, one_thread, table
+from bench.counting import Cost, Target, billions, fastest, judged, largest_memory, measured, one_thread, table
 
+BESIDE = ("cmp", "seda", "gradco", "lightair")
 AT_MOST = 0.95
 """Of the multiply-adds of the published step, at full width."""
 
@@ -46,9 +51,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--size", choices=("paper", "small", "tiny"), default="paper", help="paper: full width")
     parser.add_argument("--batch", type=int, default=2, metavar="PAIRS", help="at least 2 (default: 2)")
     parser.add_argument("--repeats", type=int, default=2, help="of which the fastest counts (default: 2)")
+    parser.add_argument("--beside", metavar="MODELS", help="only measure steps of several: cmp,seda,gradco,lightair")
     options = parser.parse_args(argv)
     if options.batch < 2 or options.repeats < 1:
         parser.error("--batch must be at least 2, without a second pair there is no negative, and --repeats at least 1")
+
+    if options.beside:
+        models = options.beside.split(",")
+        unknown = [each for each in models if each not in BESIDE]
+        if unknown:
+            parser.error(f"--beside {options.beside}: there are {', '.join(BESIDE)}, with commas between them")
+        found = {each: beside_in_a_process(each, options.size, options.batch, options.repeats) for each in models}
+        print(f"one step of each, size {options.size}, {options.batch} pairs, one thread\n")
+        print(format_beside(found))
+        return 0
 
     from bench.random_inputs import random_batch, random_network
 
@@ -61,6 +77,60 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"the target, at most {AT_MOST:g} of the published multiply-adds, is for --size paper")
         return 0
     return judged([Target("multiply-adds of a step, ours over published", costs.ratio.multiply_adds, AT_MOST)])
+
+
+@dataclass(frozen=True)
+class OneStep:
+    """What a step of a model costs. parameters: of the network; memory: the most of its process, bytes."""
+
+    parameters: int
+    passes: Cost
+    optimiser: Cost
+    memory: int
+
+
+def beside_in_a_process(model: str, size: str, batch: int, repeats: int) -> OneStep:
+    """The cost of a model's step, measured in a process that does nothing else."""
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(one_step, model, size, batch, repeats).result()
+
+
+def one_step(model: str, size: str, batch: int, repeats: int) -> OneStep:
+    """The fastest of several steps of a model in this process, and what it held at most."""
+    from bench.random_inputs import random_batch, random_network
+    from pipeline.models.config import OptimiserOptions
+    from pipeline.models.gather import one_process
+    from pipeline.models.losses import HardestNegatives
+    from pipeline.models.optimiser import adamw, parameter_count
+
+    network = random_network(model, size).train()
+    inputs = random_batch(network.options, batch)
+    optimiser = adamw(network, OptimiserOptions())
+    passes, steps = [], []
+    with one_thread():
+        for _ in range(repeats):
+            losses, forward = measured(lambda: network(inputs, one_process, HardestNegatives()))
+            _, backward = measured(losses.total.backward)
+            _, step = measured(optimiser.step)
+            optimiser.zero_grad()
+            passes.append(forward + backward)
+            steps.append(step)
+    return OneStep(parameter_count(network), fastest(passes), fastest(steps), largest_memory())
+
+
+def format_beside(found: Mapping[str, OneStep]) -> str:
+    """A row a model, each beside the first."""
+    rows = [("", "parameters", "multiply-adds", "s", "of the first", "optimiser s", "memory")]
+    first = next(iter(found.values())).passes.seconds
+    for model, each in found.items():
+        rows.append(
+            (model, f"{each.parameters / 1e6:.2f} M", billions(each.passes.multiply_adds), f"{each.passes.seconds:.2f}",
+             f"{each.passes.seconds / first:.2f}", f"{each.optimiser.seconds:.2f}", f"{each.memory / 1e9:.2f} GB")
+        )  # fmt: skip
+    return table(rows)
 
 
 def step_costs(network: Any, batch: Any, repeats: int) -> StepCosts:

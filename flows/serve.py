@@ -46,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("server", help="run the Prefect server, with its UI, until Ctrl-C")
     commands.add_parser(
-        "deploy", help="register build-pab/{demo,pilot,full,full-sdxl}, train-eval/{cmp,seda} and their work pool"
+        "deploy",
+        help="register build-pab/{demo,pilot,full,full-sdxl}, train-eval/{cmp,seda,gradco,lightair} and the work pool",
     )
     commands.add_parser("worker", help="deploy, then run the process worker until Ctrl-C")
     options = parser.parse_args(argv)

@@ -25,6 +25,8 @@ DEPLOYMENTS = {
 TRAINING_DEPLOYMENTS = {
     "cmp": "Trains and evaluates CMP on the published dataset.",
     "seda": "Trains and evaluates SeDA on the published dataset.",
+    "gradco": "Trains and evaluates GradCO on the published dataset.",
+    "lightair": "Trains and evaluates LightAIR on the published dataset.",
 }
 """Deployments of train-eval: name, which is the model's, and description."""
 

@@ -88,6 +88,7 @@ def train_eval(
     reproduce: Literal["published", "paper"] | None = None,
     init: str | None = None,
     fusion: str | None = None,
+    protocol: str | None = None,
     threads: int | None = None,
     out: str | None = None,
     changes: list[str] | None = None,
@@ -98,7 +99,7 @@ def train_eval(
 
     Args:
         model: a recipe of `python -m pipeline.train_eval --list`.
-        data: the published dataset, or pab:FOLDER; ./out/pab where none is given.
+        data: the published dataset, pab:FOLDER or tipr:SET:FOLDER; ./out/pab where none is given.
         preset: paper, small, or auto (paper with a GPU).
         seed: of everything that is drawn.
         epochs: instead of the preset's.
@@ -107,6 +108,7 @@ def train_eval(
         reproduce: published (the published code, faults included) or paper (the papers' equations).
         init: where weights start: minilm, none, xvlm16m:FILE, aptm:FILE or swin:FILE.
         fusion: how scores are joined: single, itm_only, linear:WEIGHT or ref_world:PROCESSES.
+        protocol: by what it is judged, with commas between several: pab, ucc, multi-weather; pab where none is given.
         threads: CPU threads; all that torch takes where none is given.
         out: the run's folder; runs/MODEL-PRESET-seedN where none is given.
         changes: options of the recipe to change, each as option=value, e.g. optimiser.lr=3e-4.
@@ -134,6 +136,7 @@ def train_eval(
             "reproduce": reproduce,
             "init": init,
             "fusion": fusion,
+            "protocol": protocol,
             "threads": threads,
             "out": out,
         }

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pipeline.training.costs import Costs
     from pipeline.training.evaluate import Evaluation, EvaluationSettings
     from pipeline.training.samples import Sample, SampleSet
+    from pipeline.training.texts import TextReader
     from pipeline.training.trainer import Clock
 
 DEFAULT_DATA = "./out/pab"
@@ -54,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return several_runs(options, _parser())
         if options.seeds is not None or options.jobs is not None or options.background:
             raise UserError("--seeds, --jobs and --background go with --compare or --sweep")
+        if not options.evaluate and (options.distractors is not None or options.ground_truth is not None):
+            raise UserError("--distractors and --ground-truth go with --evaluate")
         if options.evaluate:
             if options.checkpoint is None:
                 raise UserError("--evaluate wants --checkpoint FOLDER, e.g. runs/seda-small-seed42/best")
@@ -154,6 +157,14 @@ def _parser() -> argparse.ArgumentParser:
         "--protocol",
         metavar="NAME[,NAME]",
         help="pab, ucc, multi-weather (default: pab); what tipr: and track4: data stand for needs no name",
+    )
+    judged.add_argument(
+        "--distractors",
+        metavar="DATA",
+        help="with --evaluate: its test images are in the gallery too, and answer nothing",
+    )
+    judged.add_argument(
+        "--ground-truth", type=Path, metavar="FILE", help="of track4: data, lines of query index and image name"
     )
     judged.add_argument(
         "--fusion", metavar="KIND", help="single, itm_only, similarity, linear:WEIGHT or ref_world:PROCESSES"
@@ -349,14 +360,26 @@ def _settings_of(options: argparse.Namespace, recipe: Recipe, preset: str) -> di
 
 
 def figures(folder: Path) -> str:
-    """The figures of a finished run as a Markdown table, weights and protocols under each other. Raises UserError."""
+    """The figures of a finished run as Markdown: a table of the protocol that it was judged by first, with weights under
+    each other, then one of each other protocol. Raises UserError."""
+    from pipeline.training.results import METRICS
+
+    others = sorted(
+        {path.parent.name for name in WEIGHTS for path in (folder / EVALUATION / name).glob(f"*/{METRICS}")}
+    )
+    tables = [_figures(folder, each) for each in ("", *others)]
+    return "\n\n".join([*tables, f"* examples: `{folder / EVALUATION}`"])
+
+
+def _figures(folder: Path, protocol: str) -> str:
+    """A table of the evaluations that lie in this folder of each of the weights."""
     from pipeline.training.results import METRICS
 
     head = ("weights", "protocol", "R@1", "R@5", "R@10", "mAP", "mINP", "queries")
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     notes = []
     for name in WEIGHTS:
-        path = folder / EVALUATION / name / METRICS
+        path = folder / EVALUATION / name / protocol / METRICS
         if not path.is_file():
             continue
         found = json.loads(path.read_text("utf-8"))
@@ -372,7 +395,7 @@ def figures(folder: Path) -> str:
             )
     if len(lines) == 2:
         raise UserError(f"{folder}: holds no evaluation yet")
-    return "\n".join([*lines, "", *notes, f"* examples: `{folder / EVALUATION}`"])
+    return "\n".join([*lines, "", *notes]).rstrip()
 
 
 def _train(options: argparse.Namespace) -> int:
@@ -402,7 +425,8 @@ def _train(options: argparse.Namespace) -> int:
     together = _together()
     processes, main_process = together.num_processes, together.is_main_process
     training, validation, test = _sets(options, recipe, processes)
-    recipe = _with_phrases(recipe, training if len(training) else _all_training(options, recipe))
+    if not is_dual(recipe.name):
+        recipe = _with_phrases(recipe, training if len(training) else _all_training(options, recipe))
     settings = LoopSettings(
         seed=options.seed,
         accumulate=options.accumulate,
@@ -566,7 +590,8 @@ def _test_set(options: argparse.Namespace) -> SampleSet:
     """What the first protocol searches in. Raises UserError."""
     from pipeline.training.protocol_runs import protocols_of, set_of
 
-    test = set_of(options.data, protocols_of(options.data, options.protocol)[0])
+    test = set_of(options.data, protocols_of(options.data, options.protocol)[0], options.ground_truth,
+                  options.distractors)  # fmt: skip
     _check_test(test)
     return test
 
@@ -578,9 +603,15 @@ def _who(about: Mapping[str, Any]) -> dict[str, Any]:
     return told | {name: about[name] for name in ("fraction", "training pairs", "train size") if name in about}
 
 
+_PAPER_SIZES = (("0.1M", 100_000), ("1M", 1_013_605))
+
+
 def train_size(pairs: int) -> str | None:
-    """`0.1M` or `1M` for as many training pairs as the papers' settings have, give or take a tenth; None for others."""
-    return next((name for name, size in (("0.1M", 100_000), ("1M", 1_013_605)) if abs(pairs - size) <= size / 10), None)
+    """`0.1M` or `1M`, for about as many training pairs as the papers' settings have; None for others.
+
+    About: a tenth may be held out, and a fraction is drawn by ids.
+    """
+    return next((name for name, size in _PAPER_SIZES if abs(pairs - size) <= size * 0.15), None)
 
 
 def _evaluate_only(options: argparse.Namespace) -> int:
@@ -594,11 +625,15 @@ def _evaluate_only(options: argparse.Namespace) -> int:
     run = _run_of(checkpoint)
     test = _test_set(options)
     about = {"weights": checkpoint.name, "data": test.name}
+    for note in test.problems:
+        print(f"note: {note}")
     if run is None:
         settings = EvaluationSettings(**_given(options))
     else:
         settings = _evaluation_settings(options, run[0])
         about = {"weights": checkpoint.name, **_who(run[1]), "data": test.name}
+    if options.distractors is not None:
+        about["distractors"] = options.distractors
     folder = options.out or _folder_alone(checkpoint, test, settings)
     _judge(checkpoint, folder, test, settings, about, asked=options)
     return cli.DONE
@@ -749,6 +784,7 @@ def _judge(
     from pipeline.training.protocol_runs import SHORT, protocols_of, run_protocol, set_of
 
     names = protocols_of(test.name, asked.protocol if asked else None)
+    distractors = asked.distractors if asked else None
     shown = str(checkpoint) if network is None else network.options.weights
     network = load_network(checkpoint) if network is None else network
     network.to("cuda" if torch.cuda.is_available() else "cpu")
@@ -762,23 +798,29 @@ def _judge(
             since = time.perf_counter()
         bars.setdefault(what, cli.Bar(f"{checkpoint.name}: {what}"))(done, total)
 
-    cut = _tell_cut(words, test, print)
-    about = about if cut is None else {**about, "captions cut": cut}
     milliseconds = 0.0
     for number, protocol in enumerate(names):
         place, data = folder, test
         if number:
-            place, data = folder / SHORT.get(protocol, protocol), set_of(test.name, protocol)
-        found = run_protocol(protocol, network, data, words, settings, place, about, progress)
+            place, data = folder / SHORT.get(protocol, protocol), set_of(test.name, protocol, None, distractors)
+        cut = _tell_cut(words, data, print)
+        found = run_protocol(protocol, network, data, words, settings, place, {**about, "captions cut": cut}, progress)
         if not number:
             milliseconds = 1000 * (time.perf_counter() - since) / found.queries
         for bar in bars.values():
             bar.close()
         bars.clear()
-        print(f"\n{protocol}: {data.split} split of {data.name}, weights {shown}\n{found.text}")
+        print(f"\n{protocol}: {data.split} split of {data.name}, weights {shown}{_beside(about)}\n{found.text}")
         for path in found.paths:
             print(f"wrote {path}")
     return milliseconds
+
+
+def _beside(about: Mapping[str, Any]) -> str:
+    """What a figure says little without: the size of what was trained on, and who else is in the gallery."""
+    pairs, size, crowd = (about.get(name) for name in ("training pairs", "train size", "distractors"))
+    told = "" if pairs is None else f", trained on {pairs} pairs{f' ({size})' if size else ''}"
+    return told if crowd is None else f"{told}, with distractors from {crowd}"
 
 
 def _reader_of(network: Any) -> Any:
@@ -789,13 +831,9 @@ def _reader_of(network: Any) -> Any:
     return network.texts if isinstance(network, DualEncoder) else vocabulary(network.options.size.max_tokens)
 
 
-def _tell_cut(words: Any, data: SampleSet, say: Callable[[str], None]) -> int | None:
-    """How many captions are longer than a dual encoder reads, said where there are any; None for other networks."""
-    from pipeline.models.dual import DualTexts
-
-    if not isinstance(words, DualTexts):
-        return None
-    captions = [caption for sample in data.samples for caption in sample.captions]
+def _tell_cut(words: TextReader, data: SampleSet, say: Callable[[str], None]) -> int:
+    """How many captions (or queries) are longer than the network reads, said where there are any."""
+    captions = [each.text for each in data.queries] or [each for sample in data.samples for each in sample.captions]
     cut = words.cut(captions)
     if cut:
         say(f"note: {cut} of {len(captions)} captions of the {data.split} split are longer than {words.max_tokens} "
@@ -846,9 +884,9 @@ def _check_numbers(options: argparse.Namespace) -> None:
 
 
 def _check_data(data: SampleSet, training: Sequence[Sample], options: argparse.Namespace, processes: int) -> None:
-    """A batch is two different samples in each process, so that every sample has a negative."""
+    """A batch is two samples with different matches in each process, so that every sample has a negative."""
     wanted = 2 * processes
-    if len({each.id for each in training}) >= wanted:
+    if len({each.match for each in training}) >= wanted:
         return
     there = f"{data.name}: its train split has {_records(len(data))}"
     if len(data) > len(training):
@@ -923,7 +961,10 @@ def _records(count: int) -> str:
 
 def _digest_of(*sets: SampleSet) -> str:
     """Changes with what is trained on, so that a run is not gone on with over a dataset that was built anew."""
-    lines = [f"{part}\t{each.id}\t{each.caption}" for part, own in enumerate(sets) for each in own.samples]
+    lines = [
+        f"{part}\t{each.id}\t{''.join(each.captions[:1])}" for part, own in enumerate(sets) for each in own.samples
+    ]
+    lines += [f"{part}\t{each.id}\t{each.text}" for part, own in enumerate(sets) for each in own.queries]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 

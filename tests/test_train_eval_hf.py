@@ -110,7 +110,9 @@ def _similarity(network: Any, pictures: Any, captions: list[str]) -> Any:
     """Of captions down and pictures across, by calling transformers."""
     import torch
 
-    given = network._tokenizer(captions, padding="max_length", max_length=MAX_TOKENS, truncation=True, return_tensors="pt")
+    given = network._tokenizer(
+        captions, padding="max_length", max_length=MAX_TOKENS, truncation=True, return_tensors="pt"
+    )
     with torch.no_grad():
         found = network.model(pixel_values=torch.from_numpy(pictures), **given)
     return (found.text_embeds @ found.image_embeds.T).numpy()
@@ -221,3 +223,21 @@ def test_a_wrong_command_is_one_line_and_exit_code_2(data, models, tmp_path, cap
     given = [str(each).replace("CLIP", str(models / "clip")) for each in arguments]
     assert said in refused(capsys, *given, "--data", data, "--out", tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_comparison_fine_tunes_the_rows_that_can_be_and_trains_the_others(data, models, tmp_path, capsys):
+    given = (
+        "--compare",
+        f"cmp,hf:{models / 'clip'}",
+        "--finetune",
+        "--preset",
+        "small",
+        "--seeds",
+        "1",
+        "--data",
+        data,
+    )
+    assert run(*given, "--out", tmp_path / "table", "--dry-run") == 0
+    told = capsys.readouterr().out
+    assert "cmp" in told
+    assert f"hf:{models / 'clip'}" in told

@@ -61,8 +61,7 @@ def parse_fusion(text: str) -> Fusion:
     except ValueError:
         pass
     raise UserError(
-        f"--fusion {text}: use single, itm_only, similarity, linear:WEIGHT or ref_world:PROCESSES, e.g. "
-        "ref_world:4"
+        f"--fusion {text}: use single, itm_only, similarity, linear:WEIGHT or ref_world:PROCESSES, e.g. ref_world:4"
     )
 
 

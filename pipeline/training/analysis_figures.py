@@ -321,9 +321,9 @@ def weights_figure(section: Section) -> Figure:
     for axes, what, title in zip(places[1:], ("moved", "signed"), ("size of the shift", "direction of the shift"),
                                  strict=False):  # fmt: skip
         for number, stream in enumerate(streams):
-            values = [section["edits"][edit]["all"][what][number] for edit in edits]
+            shifts = [section["edits"][edit]["all"][what][number] for edit in edits]
             axes.bar(
-                np.arange(len(edits)) + (number - (len(streams) - 1) / 2) * 0.26, values, 0.25,
+                np.arange(len(edits)) + (number - (len(streams) - 1) / 2) * 0.26, shifts, 0.25,
                 color=STREAM_INKS[stream], label=stream,
             )  # fmt: skip
         names = [edit.replace(" ", "\n") + f"\n({section['edits'][edit]['all']['queries']})" for edit in edits]

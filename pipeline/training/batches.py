@@ -76,7 +76,7 @@ class Preparing(Protocol):
 class Preparer:
     """Prepares samples of one epoch; a torch dataset, and cheap to send to a worker.
 
-    identities: number of each sample id; equal ids are positives of each other.
+    identities: number of each sample id; samples with one number (one match key) are positives of each other.
     """
 
     def __init__(
@@ -201,9 +201,15 @@ class Preparer:
 
 
 def identities_of(samples: Sequence[Sample]) -> dict[str, int]:
-    """A number for the id of every sample and hard negative, its place in their order: the same in every process."""
-    ids = {sample.id for sample in samples} | {sample.hard.id for sample in samples if sample.hard is not None}
-    return {each: number for number, each in enumerate(sorted(ids))}
+    """A number for the id of every sample and hard negative; samples with one match key have one number.
+
+    It is the key's place in the order of all keys: the same in every process. A hard negative that is no sample here
+    has its id for a key.
+    """
+    keys = {sample.hard.id: sample.hard.id for sample in samples if sample.hard is not None}
+    keys |= {sample.id: sample.match for sample in samples}
+    places = {each: number for number, each in enumerate(sorted(set(keys.values())))}
+    return {name: places[key] for name, key in keys.items()}
 
 
 @dataclass(frozen=True)

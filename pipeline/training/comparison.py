@@ -117,8 +117,8 @@ def facts_of(result: Result) -> dict[str, Any]:
         facts["synonyms"] = settings["synonyms"]  # only of the models that augment captions
     matches = recipe["model"]["model"] != "dual"
     if not matches:
-        # Nothing is matched, so how matching and similarity would be joined is no setting of it; and as it is, untrained,
-        # neither is how the others were trained.
+        # Nothing is matched, so how matching and similarity are joined is no setting of it; and as it is, it is not
+        # trained, so neither is how the others were.
         untrained = _OF_TRAINING if not settings["fraction"] else ()
         facts = {
             name: value

@@ -61,7 +61,7 @@ class EvaluationSettings:
 
 @dataclass(frozen=True)
 class Query:
-    """A text that is searched for. image: the gallery index of the image whose caption it is, None where it is nobody's.
+    """A text that is searched for. image: the gallery index of the image whose caption it is, or None.
 
     right: ids of the images that answer it, for a query that is nobody's; None where nobody tells.
     """
@@ -103,16 +103,18 @@ def evaluate(
     settings: EvaluationSettings = EvaluationSettings(),
     progress: Progress | None = None,
     names: Sequence[str] = protocols.PAB,
+    held: HeldTexts | None = None,
 ) -> Evaluation:
     """Search the data's images with each of their captions, or with its queries where it has any.
 
-    names: the protocols that are counted, as far as the data can answer them (`retrieval.protocols`). Pair accuracy: a
-    query's own image against its hard negative, by the final score. Raises UserError where no image can be read or a score is not a number.
+    names: the protocols that are counted, as far as the data can answer them (`retrieval.protocols`). held: what the
+    last evaluation of this network encoded, for one of the same queries. Pair accuracy: a query's own image against its
+    hard negative, by the final score. Raises UserError where no image can be read or a score is not a number.
     """
     was_training = network.training
     network.eval()
     try:
-        return _evaluate(network, data, vocabulary, settings, progress or (lambda *_: None), names)
+        return _evaluate(network, data, vocabulary, settings, progress or (lambda *_: None), names, held or HeldTexts())
     finally:
         network.train(was_training)
 
@@ -124,13 +126,17 @@ def _evaluate(
     settings: EvaluationSettings,
     progress: Progress,
     names: Sequence[str],
+    held: HeldTexts,
 ) -> Evaluation:
     images = encoded_images(network, data, settings, progress)
     gallery = images.samples
     queries = queries_of(data, gallery, vocabulary)
     if not queries:
         raise UserError(f"{data.name}: no caption of its {data.split} split has a word to search for")
-    texts = _encoded_texts(network, [query.text for query in queries], vocabulary, settings, progress)
+    asked = [query.text for query in queries]
+    if held.encoded is None or held.texts != asked:
+        held.texts, held.encoded = asked, _encoded_texts(network, asked, vocabulary, settings, progress)
+    texts = held.encoded
     order = id_order([sample.id for sample in gallery])
     if isinstance(network, DualEncoder) or not (network.matches and settings.fusion.matches):
         settings = replace(settings, top_k=0, fusion=Fusion("similarity"))
@@ -179,7 +185,8 @@ def encoded_images(
     held = 0
     if network.options.pose and any(sample.pose is None for sample in data.samples):
         raise UserError(
-            f"{data.name}: there are no pose maps, and this model reads them (see PE in the list of models)"
+            f"{data.name}: there are no pose maps, and this model reads them; train one without pose encoding (--model "
+            "m1, or --set model.pose=false)"
         )
     for start in range(0, len(data), settings.image_chunk):
         chunk = data.samples[start : start + settings.image_chunk]
@@ -235,6 +242,14 @@ class EncodedTexts:
     mask: Tensor
     features: np.ndarray
     weights: Tensor | None = None
+
+
+@dataclass
+class HeldTexts:
+    """Queries that several evaluations of one network have in common, and what they were encoded to."""
+
+    texts: list[str] = field(default_factory=list)
+    encoded: EncodedTexts | None = None
 
 
 def _encoded_texts(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,9 @@ from pipeline.core.weather import CONDITIONS, weathered
 from pipeline.formats.track4 import ANSWER, answer_text
 from pipeline.retrieval import protocols
 from pipeline.training import samples as sets
-from pipeline.training.evaluate import Evaluation, EvaluationSettings, Progress, evaluate
-from pipeline.training.results import METRICS, format_metrics, format_weather, weather_of, write_results
-from pipeline.training.samples import SampleSet, load_samples
+from pipeline.training.evaluate import Evaluation, EvaluationSettings, HeldTexts, Progress, evaluate
+from pipeline.training.results import METRICS, format_metrics, format_weather, mean_of, weather_of, write_results
+from pipeline.training.samples import SampleSet, load_samples, with_distractors
 
 PAB_FAMILY = "PAB"
 """The four protocols over the test split."""
@@ -51,9 +51,20 @@ def protocols_of(data: str, asked: str | None) -> list[str]:
     return found
 
 
-def set_of(data: str, protocol: str) -> SampleSet:
-    """What is searched in: the `ucc` split for UCC, the test split for all others. Raises UserError where it is empty."""
-    return load_samples(data, "ucc" if protocol == protocols.UCC else "test")
+def set_of(data: str, protocol: str, ground_truth: Path | None = None, distractors: str | None = None) -> SampleSet:
+    """What is searched in: the `ucc` split for UCC, the test split for all others.
+
+    ground_truth: of Track 4, for `load_samples`. distractors: other data whose test images are in the gallery too, as
+    Track 4 has them. Raises UserError where a split is empty.
+    """
+    if ground_truth is not None and protocol != protocols.TRACK4:
+        raise UserError(f"--ground-truth {ground_truth}: only {protocols.TRACK4} (track4:FOLDER) takes one")
+    if distractors is not None and protocol == protocols.WEATHER:
+        raise UserError(
+            f"--distractors {distractors}: {protocols.WEATHER} has a gallery of its own under each condition"
+        )
+    found = load_samples(data, "ucc" if protocol == protocols.UCC else "test", ground_truth=ground_truth)
+    return found if distractors is None else with_distractors(found, load_samples(distractors, "test"))
 
 
 @dataclass
@@ -102,26 +113,41 @@ def _weather(
     progress: Progress,
 ) -> Told:
     found: dict[str, Evaluation] = {}
-    rendered = False
+    held = HeldTexts()
+    drawn: list[str] = []
     for condition in CONDITIONS:
         under, own = weather_set(data, condition)
-        rendered |= not own
+        if not own:
+            drawn.append(condition)
 
         def tell(what: str, done: int, total: int, condition: str = condition) -> None:
             progress(f"{condition}: {what}", done, total)
 
-        found[condition] = evaluate(network, under, words, settings, tell, (protocols.BEHAVIOUR,))
+        found[condition] = evaluate(network, under, words, settings, tell, (protocols.BEHAVIOUR,), held)
     told = weather_of(found)
-    origin = "drawn here over the test split" if rendered else "those of the data"
+    origin = _origin(drawn)
     first = next(iter(found.values()))
     content = {
-        **about, "protocol": protocols.WEATHER, "pictures": origin, "conditions": told, "fusion": first.fusion,
-        **first.counts,
+        **about, "protocol": protocols.WEATHER, "pictures": origin, "conditions": told,
+        "protocols": {protocols.WEATHER: mean_of([each.metrics[protocols.BEHAVIOUR] for each in found.values()])},
+        "pair accuracy": {"queries": 0}, "fusion": first.fusion, "candidates": first.top_k, **first.counts,
+        "unreadable": [f"{condition}: {name}: {why}" for condition, each in found.items()
+                       for name, why in each.unreadable],
     }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / METRICS, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
     text = f"{format_weather(told)}\npictures under weather: {origin}; fusion {first.fusion}"
     return Told(text, [folder / METRICS], sum(each.counts["queries"] for each in found.values()))
+
+
+def _origin(drawn: Sequence[str]) -> str:
+    """Where the pictures come from, given the conditions that the data has none of."""
+    if not drawn:
+        return "those of the data"
+    here = "drawn here over the test split"
+    if len(drawn) == len(CONDITIONS) - 1:
+        return here
+    return f"{here} ({', '.join(drawn)}); the others are those of the data"
 
 
 def weather_set(data: SampleSet, condition: str) -> tuple[SampleSet, bool]:

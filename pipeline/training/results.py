@@ -34,14 +34,7 @@ _RIGHT, _SAME_PERSON, _WRONG, _UNKNOWN = (40, 160, 60), (50, 90, 210), (200, 50,
 def metrics_of(found: Evaluation) -> dict[str, Any]:
     """The figures as plain values: percent by protocol, pair accuracy with its 95 % interval, and how it was done."""
     protocols = {
-        name: {
-            **{f"R@{k}": round(value, 4) for k, value in each.recall.items()},
-            **({"Avg": round(average_of(each), 4)} if name in AVERAGED else {}),
-            "mAP": round(each.mean_ap, 4),
-            "mINP": round(each.mean_inp, 4),
-            "queries": each.queries,
-            "queries without a relevant image": each.without_relevant,
-        }
+        name: mean_of([each]) | ({"Avg": round(average_of(each), 4)} if name in AVERAGED else {})
         for name, each in found.metrics.items()
     }
     pairs: dict[str, Any] = {"queries": found.pairs.queries}
@@ -58,6 +51,21 @@ def metrics_of(found: Evaluation) -> dict[str, Any]:
         "candidates": found.top_k,
         **found.counts,
         "unreadable": [f"{name}: {why}" for name, why in found.unreadable],
+    }
+
+
+def mean_of(several: Sequence[Metrics]) -> dict[str, Any]:
+    """The figures as plain values: percent, the mean of several galleries; queries are those of all of them."""
+
+    def mean(values: Sequence[float]) -> float:
+        return round(sum(values) / len(values), 4)
+
+    return {
+        **{f"R@{k}": mean([each.recall[k] for each in several]) for k in several[0].recall},
+        "mAP": mean([each.mean_ap for each in several]),
+        "mINP": mean([each.mean_inp for each in several]),
+        "queries": sum(each.queries for each in several),
+        "queries without a relevant image": sum(each.without_relevant for each in several),
     }
 
 

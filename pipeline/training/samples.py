@@ -108,10 +108,11 @@ class SampleSet:
         return replace(self, samples=tuple(samples))
 
 
-def load_samples(data: str, split: Split, *, hard: bool = True) -> SampleSet:
+def load_samples(data: str, split: Split, *, hard: bool = True, ground_truth: Path | None = None) -> SampleSet:
     """A split of `./out/pab`, `pab:FOLDER` or another of the forms above, sorted by id.
 
-    hard: whether training samples of a released folder must have hard negatives. Raises UserError where the folder is
+    hard: whether training samples of a released folder must have hard negatives. ground_truth: of `track4:FOLDER`, in
+    place of the folder's own (`query_index image_name`, a line each). Raises UserError where the folder is
     not there or holds something else, or where the split is empty.
     """
     check_there(data)
@@ -120,7 +121,7 @@ def load_samples(data: str, split: Split, *, hard: bool = True) -> SampleSet:
     if data.startswith(TIPR_PREFIX):
         return _tipr(data, split)
     if data.startswith(TRACK4_PREFIX):
-        return _track4(data, split)
+        return _track4(data, split, ground_truth)
     return _published(Path(data), split)
 
 
@@ -303,10 +304,10 @@ def _tipr(data: str, split: Split) -> SampleSet:
     return SampleSet(data, split, tuple(samples), _read_file, found.left_out, tuple(found.problems))
 
 
-def _track4(data: str, split: Split) -> SampleSet:
+def _track4(data: str, split: Split, ground_truth: Path | None) -> SampleSet:
     if split != "test":
         raise UserError(f"--data {data}: is a test set, there is nothing to train on")
-    found = track4.read_track4(Path(data.removeprefix(TRACK4_PREFIX)))
+    found = track4.read_track4(Path(data.removeprefix(TRACK4_PREFIX)), ground_truth)
     samples = [
         Sample(
             id=path.name, source=path.name, person=None, normal=None, captions=(), factors=(None, None, None),
@@ -316,6 +317,42 @@ def _track4(data: str, split: Split) -> SampleSet:
     ]  # fmt: skip
     queries = tuple(FreeQuery(each.index, each.caption, each.right) for each in found.queries)
     return SampleSet(data, split, tuple(samples), _read_file, queries=queries)
+
+
+_DISTRACTORS = 1 << 40
+"""Rows of distractors are told from the data's own by being so much higher."""
+
+
+def with_distractors(data: SampleSet, others: SampleSet) -> SampleSet:
+    """The data with the other set's images in the gallery too: nobody searches for them, and they answer nothing."""
+
+    def moved(where: int | Path) -> int | Path:
+        return where + _DISTRACTORS if isinstance(where, int) else where
+
+    crowd = [
+        Sample(
+            id=(name := f"distractor {others.name} {each.id}"), source=name, person=name, normal=None, captions=(),
+            factors=(None, None, None), image=moved(each.image), pose=None if each.pose is None else moved(each.pose),
+        )
+        for each in others.samples
+    ]  # fmt: skip
+    return replace(
+        data, samples=(*data.samples, *crowd), read=_Crowded(data.read, others.read),
+        left_out=data.left_out + others.left_out, problems=(*data.problems, *others.problems),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Crowded:
+    """Reads pictures of a set and of its distractors."""
+
+    own: Callable[[int | Path, str], bytes]
+    others: Callable[[int | Path, str], bytes]
+
+    def __call__(self, where: int | Path, column: str) -> bytes:
+        if isinstance(where, Path):
+            return _read_file(where, column)
+        return self.others(where - _DISTRACTORS, column) if where >= _DISTRACTORS else self.own(where, column)
 
 
 def drawn(samples: Sequence[Sample], fraction: float) -> list[Sample]:

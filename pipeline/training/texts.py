@@ -27,12 +27,33 @@ class TextReader(Protocol):
     def ids(self, texts: Sequence[str]) -> np.ndarray:
         """int64 (N, L): token ids, 0 for padding."""
 
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens of a caption that are read."""
+
+    def cut(self, texts: Sequence[str]) -> int:
+        """How many of the captions lose their end."""
+
 
 class Vocabulary:
     """BERT's WordPiece vocabulary; cheap to send to another process."""
 
     def __init__(self, file: Path, max_tokens: int) -> None:
         self._file, self._max_tokens = file, max_tokens
+
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens of a caption that are read, [CLS] and [SEP] among them."""
+        return self._max_tokens
+
+    def cut(self, texts: Sequence[str]) -> int:
+        """How many of the captions have more tokens than are read."""
+        tokenizer = _whole_tokenizer(self._file)
+        longer = 0
+        for start in range(0, len(texts), 1000):
+            whole = [pre_caption(each, max_words=len(each)) for each in texts[start : start + 1000]]
+            longer += sum(len(each.ids) > self._max_tokens for each in tokenizer.encode_batch(whole))
+        return longer
 
     @property
     def tokens(self) -> list[str]:
@@ -86,6 +107,16 @@ def _tokenizer(file: Path, max_tokens: int) -> Any:
     tokenizer = Tokenizer.from_file(str(file))
     tokenizer.enable_truncation(max_tokens)
     tokenizer.enable_padding(length=max_tokens)
+    return tokenizer
+
+
+@functools.lru_cache(maxsize=1)
+def _whole_tokenizer(file: Path) -> Any:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     return tokenizer
 
 

@@ -136,3 +136,19 @@ def test_the_command_prints_the_ratio_and_refuses_a_batch_without_a_negative(cap
         monkeypatch.setattr(train_step, "AT_MOST", bound)
         assert train_step.main(["--repeats", "1"]) == code
         assert f"(at most {bound:g}: {'MISSED' if code else 'met'})" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("model", train_step.BESIDE)
+def test_a_step_of_every_model_is_measured(model):
+    found = train_step.one_step(model, "tiny", 2, 1)
+    assert found.passes.multiply_adds > 0
+    assert found.memory > 1e8
+    cells = train_step.format_beside({model: found}).splitlines()[1].split()
+    assert cells[0] == model
+    assert cells[cells.index("G") + 2] == "1.00", "beside itself"
+
+
+def test_models_that_are_not_there_are_told(capsys):
+    with pytest.raises(SystemExit):
+        train_step.main(["--beside", "cmp,clip"])
+    assert "there are cmp, seda, gradco, lightair" in capsys.readouterr().err

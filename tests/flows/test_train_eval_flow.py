@@ -163,6 +163,6 @@ def test_a_flow_run_that_is_cancelled_takes_its_training_along(monkeypatch, log)
 
 
 def test_every_deployment_of_training_is_a_recipe_and_is_registered_under_the_flows_name():
-    assert set(settings.TRAINING_DEPLOYMENTS) == {"cmp", "seda"} <= set(RECIPES)
+    assert set(settings.TRAINING_DEPLOYMENTS) == {"cmp", "seda", "gradco", "lightair"} <= set(RECIPES)
     assert flow_module.train_eval.name == "train-eval"
     assert serve.TRAINING_DEPLOYMENTS is settings.TRAINING_DEPLOYMENTS

@@ -8,7 +8,16 @@ import torch
 
 from pipeline.models.batch import Batch, HardPairs, MaskedTokens, Tokens
 from pipeline.models.build import build_network
-from pipeline.models.config import FACTORS, CmpOptions, GradcoOptions, ImageSize, SedaOptions, Size, TextSize
+from pipeline.models.config import (
+    FACTORS,
+    CmpOptions,
+    GradcoOptions,
+    ImageSize,
+    LightairOptions,
+    SedaOptions,
+    Size,
+    TextSize,
+)
 from pipeline.models.network import PairNetwork
 from pipeline.models.recipes import changed
 
@@ -20,13 +29,18 @@ SIZE = Size(
     feature_width=12,
     max_tokens=10,
 )
+PHRASES = ("falling", "running", "sitting", "walking")
+"""Of a codebook of actions."""
 NO_DROPOUT = {"size.text.dropout": 0.0, "projection_dropout": 0.0}
 
 
 def small_network(model: str = "cmp", seed: int = 0, **changes: Any) -> PairNetwork:
     """An untrained network in evaluation mode whose weights are large enough to tell inputs apart."""
-    options = {"cmp": CmpOptions, "seda": SedaOptions, "gradco": GradcoOptions}[model](size=SIZE)
-    network = build_network(changed(options, changes), seed)
+    kinds = {"cmp": CmpOptions, "seda": SedaOptions, "gradco": GradcoOptions, "lightair": LightairOptions}
+    options = changed(kinds[model](size=SIZE), changes)
+    if isinstance(options, LightairOptions) and not options.codebook.phrases:
+        options = changed(options, {"codebook.phrases": PHRASES})
+    network = build_network(options, seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in network.parameters():
@@ -65,4 +79,5 @@ def small_batch(count: int = 4, hard_rows: tuple[int, ...] | None = None, seed: 
         if rows
         else None,
         parts={factor: small_tokens(count, generator) for factor in FACTORS},
+        actions=torch.arange(count) % len(PHRASES),
     )

@@ -44,7 +44,7 @@ def network_of(seed: int, options: LightairOptions = OPTIONS) -> PairNetwork:
 
 
 def position_bias(table: Tensor, grid: int) -> Tensor:
-    """(heads, tokens, tokens) by the definition: an entry for each offset of two patches, then [CLS] to patches, patches
+    """(heads, tokens, tokens) by the definition: entries for the offsets of two patches, then [CLS] to patches, patches
     to [CLS] and [CLS] to itself."""
     tokens, offsets = grid * grid + 1, (2 * grid - 1) ** 2
     index = torch.empty(tokens, tokens, dtype=torch.long)
@@ -116,9 +116,7 @@ def test_activations_computed_again_give_the_same_gradients():
 def test_full_width_has_x2vlms_number_of_parameters():
     with torch.device("meta"):
         network = NETWORKS["lightair"](changed(LightairOptions(), {"codebook.phrases": ("falling",)}))  # type: ignore[call-arg]
-    counted = {
-        name: each.numel() for name, each in network.named_parameters() if not name.startswith("action_parts.")
-    }
+    counted = {name: each.numel() for name, each in network.named_parameters() if not name.startswith("action_parts.")}
     assert sum(counted.values()) == 253_567_997
     # What a profiler's hooks see: no embedding but the tied decoder, no bare tensor, no product made by a function.
     unseen = ("position_embeddings", "token_type_embeddings", "cls_token", "lambda_", "bias_table", "temperature")

@@ -213,3 +213,36 @@ def test_a_model_that_learns_no_scale_is_not_trained(folder):
     del network.model.logit_scale
     with pytest.raises(UserError, match="no logit_scale and no temperature"):
         network.scale()
+
+
+@torch.no_grad()
+def test_a_text_feature_that_is_read_at_the_last_position_keeps_its_padding_where_there_is_a_mask(tmp_path):
+    from tests.models.tiny_dual import tokenizer
+
+    folder = saved(tmp_path / "siglip", "siglip")
+    tokenizer(mask=True).save_pretrained(folder)
+    network = loaded(folder)
+    inputs = tokenizer(mask=True)(["a man falls"], padding="max_length", max_length=MAX_TOKENS, return_tensors="pt")
+    direct = network.model.get_text_features(**inputs).pooler_output
+    found = network.encode_texts(tokens_of(network, ["a man falls"])).features
+    torch.testing.assert_close(found, direct / direct.norm(dim=-1, keepdim=True), atol=1e-6, rtol=0)
+
+
+def test_what_prepares_samples_can_be_sent_to_a_worker(folder):
+    import pickle
+
+    from pipeline.models.config import AugmentationOptions
+    from pipeline.training.batches import Prepared
+    from pipeline.training.dual_batches import DualPreparer
+    from tests.training.tiny_run import sample_set
+
+    network = loaded(folder)
+    here = DualPreparer(sample_set(4, broken=(3,)), AugmentationOptions(), network.pictures, network.texts, 5)
+    there = pickle.loads(pickle.dumps(here))
+    one, other = here[1, 2], there[1, 2]
+    assert isinstance(one, Prepared)
+    assert isinstance(other, Prepared)
+    assert np.array_equal(one.image, other.image)
+    assert np.array_equal(one.caption, other.caption)
+    assert (one.image.shape, one.pose, one.masked) == ((3, SIDE, SIDE), None, None)
+    assert not isinstance(here[0, 3], Prepared)

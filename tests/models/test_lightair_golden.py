@@ -12,7 +12,7 @@ TENSORS = ("v_proj", "z_act", "z_id", "z_final", "logits")
 
 
 def recorded_head(mode: str) -> tuple[torch.nn.Linear, ActionParts]:
-    plain, arrays = golden("lightair_head")
+    plain, _ = golden("lightair_head")
     width, features = plain["vision_width"], plain["embed_dim"]
     options = CodebookOptions(
         phrases=tuple(map(str, range(plain["num_actions"]))),

@@ -361,3 +361,56 @@ def test_damaged_epochs_are_told(tmp_path):
     path.write_text('{"epoch": 0}\n{"ep')
     with pytest.raises(UserError, match=r"epochs\.jsonl is damaged"):
         mechanisms.read_epochs(path)
+
+
+class _Stopped(Exception):  # noqa: N818
+    pass
+
+
+def trained(folder, data, looks: bool, stop_after: int | None = None):
+    """A tiny GradCO after two epochs, with the measuring of pairs between them or without."""
+    from accelerate.state import AcceleratorState
+
+    from pipeline.models.recipes import recipe_named
+    from pipeline.train_eval import _looked_into
+    from pipeline.training.trainer import Clock, LoopSettings, Observers, train
+
+    network = gradco()
+    recipe = recipe_named("gradco").model_copy(update={"model": network.options, "epochs": 2, "batch_size": 4})
+
+    def epoch(line):
+        if line["epoch"] == stop_after:
+            raise _Stopped
+
+    observers = Observers()
+    if looks:
+        observers = _looked_into(observers, network, data, vocabulary(40), folder, Clock())
+    tell = observers.epoch
+    observers.epoch = lambda line: (tell(line), epoch(line))
+    AcceleratorState._reset_state(True)
+    train(
+        network,
+        recipe,
+        tiny_run.preparer(recipe, data),
+        folder,
+        LoopSettings(),
+        lambda: None,
+        lambda _: None,
+        observers,
+    )
+    return network.state_dict()
+
+
+def test_training_is_the_same_whether_somebody_looks_or_stops_it_while_looking(tmp_path):
+    data = tiny_run.sample_set(8)
+    plain = trained(tmp_path / "plain", data, looks=False)
+    looked = trained(tmp_path / "looked", data, looks=True)
+    with pytest.raises(_Stopped):
+        trained(tmp_path / "stopped", data, looks=True, stop_after=0)
+    resumed = trained(tmp_path / "stopped", data, looks=True)
+    for found in (looked, resumed):
+        assert all(torch.equal(each, plain[name]) for name, each in found.items())
+    paths = [tmp_path / name / "analysis" / "epochs.jsonl" for name in ("looked", "stopped")]
+    assert [each["epoch"] for each in mechanisms.read_epochs(paths[0])] == [0, 1, 2]
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    assert not (tmp_path / "plain" / "analysis").exists()

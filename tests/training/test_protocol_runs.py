@@ -109,6 +109,9 @@ def test_the_data_decides_which_protocols_there_are():
             protocols_of(data, asked)
 
 
-@pytest.mark.parametrize(("pairs", "named"), [(100_000, "0.1M"), (1_013_605, "1M"), (1_389, None), (500_000, None)])
+@pytest.mark.parametrize(
+    ("pairs", "named"),
+    [(100_000, "0.1M"), (91_224, "0.1M"), (1_013_605, "1M"), (912_000, "1M"), (1_389, None), (500_000, None)],
+)
 def test_the_papers_training_sizes_are_named_where_they_are_used(pairs, named):
     assert train_eval.train_size(pairs) == named
