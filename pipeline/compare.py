@@ -167,6 +167,8 @@ def done(run: PlannedRun) -> bool:
     if found is None or not found.finished:
         return False
     told = found.metrics["last"]
+    if told["fusion"] == "similarity":  # a network that matches nothing is ranked by similarity, whatever is wanted
+        return True
     return told["fusion"] == run.fusion and told["candidates"] == min(run.top_k, told["gallery"])
 
 

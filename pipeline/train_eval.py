@@ -360,7 +360,7 @@ def _settings_of(options: argparse.Namespace, recipe: Recipe, preset: str) -> di
 
 
 def figures(folder: Path) -> str:
-    """The figures of a finished run as Markdown: a table of the protocol that it was judged by first, with weights under
+    """The figures of a finished run as Markdown: a table of the first protocol, with weights under
     each other, then one of each other protocol. Raises UserError."""
     from pipeline.training.results import METRICS
 

@@ -218,3 +218,14 @@ def test_a_jpeg_is_no_less_a_picture():
     model = CmpOptions(size=SIZES["small"], pose=False, ihnm="off")
     made = Preparer(data, model, PLAIN, vocabulary(56), None, frozenset(), 1)
     assert isinstance(made[0, 0], Prepared)
+
+
+def test_samples_with_one_match_key_are_positives_of_each_other_and_of_no_hard_negative():
+    first, second, third, other = sample_set(4).samples
+    found = identities_of(
+        [dataclasses.replace(first, match_id="x"), dataclasses.replace(third, match_id="x", hard=None), other]
+    )
+    assert found[first.id] == found[third.id]
+    assert len({found[first.id], found[second.id], found[other.id]}) == 3  # the second is there as the hard negative
+    plain = identities_of(sample_set(4).samples)
+    assert plain == {each.id: number for number, each in enumerate(sample_set(4).samples)}

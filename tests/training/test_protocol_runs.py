@@ -10,7 +10,7 @@ from pipeline import train_eval
 from pipeline.core.errors import UserError
 from pipeline.core.weather import CONDITIONS, weathered
 from pipeline.retrieval.protocols import TRACK4, UCC, WEATHER
-from pipeline.training.evaluate import EvaluationSettings, evaluate
+from pipeline.training.evaluate import EvaluationSettings, HeldTexts, evaluate
 from pipeline.training.protocol_runs import protocols_of, run_protocol, weather_set
 from pipeline.training.results import METRICS
 from pipeline.training.samples import FreeQuery
@@ -115,3 +115,20 @@ def test_the_data_decides_which_protocols_there_are():
 )
 def test_the_papers_training_sizes_are_named_where_they_are_used(pairs, named):
     assert train_eval.train_size(pairs) == named
+
+
+def test_queries_are_encoded_once_for_all_conditions(tmp_path, monkeypatch):
+    from pipeline.training import evaluate as module
+
+    data = dataclasses.replace(sample_set(4), name=str(tmp_path), split="test")
+    encoded, times = module._encoded_texts, []
+    monkeypatch.setattr(module, "_encoded_texts", lambda *each: times.append(1) or encoded(*each))
+    run(WEATHER, data, tmp_path / "out")
+    assert len(times) == 1
+
+
+def test_other_queries_are_encoded_anew():
+    one, held = network(recipe()), HeldTexts()
+    evaluate(one, sample_set(8), WORDS, SETTINGS, held=held)
+    found = evaluate(one, sample_set(4), WORDS, SETTINGS, held=held)
+    assert found.metrics == evaluate(one, sample_set(4), WORDS, SETTINGS).metrics

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from pipeline.core.errors import UserError
-from pipeline.training.samples import Sample, drawn, load_samples, parted_by_source
+from pipeline.training.samples import Sample, drawn, load_samples, parted_by_source, with_distractors
 from tests.synthetic_build import TEST_VIDEOS, TRAIN_VIDEOS, jpeg, publish_build, train_id, write_build
 
 pytest.importorskip("datasets")
@@ -120,3 +120,56 @@ def test_validation_holds_whole_sources_and_training_the_others():
     assert parted_by_source(samples(10, 1), 0.1) == (samples(10, 1), [])
     assert len(parted_by_source(samples(10, 2), 0.01)[1]) == 5
     assert parted_by_source(samples(10, 5), 0)[1] == []
+
+
+def test_an_images_further_captions_and_its_match_are_read_where_the_data_has_them(out, tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    copy = tmp_path / "pab"
+    shutil.copytree(out, copy)
+    (path,) = (copy / "data").glob("test-*.parquet")
+    table = pq.read_table(path).replace_schema_metadata(None)
+    captions = [[each.as_py(), "seen anew"] for each in table["caption"][:1]] + [None] * (table.num_rows - 1)
+    table = table.append_column("captions", pa.array(captions, pa.list_(pa.string())))
+    matches = ["span", "span", *[None] * (table.num_rows - 2)]
+    pq.write_table(table.append_column("match_id", pa.array(matches, pa.string())), path)
+    rows = table.select(["image_id", "caption"]).to_pylist()
+    found = {each.id: each for each in load_samples(str(copy), "test").samples}
+    first, second, third = (found[row["image_id"]] for row in rows[:3])
+    assert first.captions == (rows[0]["caption"], "seen anew")
+    assert second.captions == (rows[1]["caption"],)
+    assert [each.match for each in (first, second, third)] == ["span", "span", third.id]
+
+
+def test_a_person_retrieval_sets_picture_is_once_in_the_gallery_and_once_a_caption_in_training(tmp_path):
+    rows = [
+        {"split": split, "captions": [f"{split} {n} one", f"{split} {n} two"], "img_path": f"{n}.jpg", "id": 40 + n // 2}
+        for split, numbers in (("train", (0, 1, 2)), ("test", (4, 5)))
+        for n in numbers
+    ]
+    (tmp_path / "imgs").mkdir()
+    for n in range(6):
+        (tmp_path / "imgs" / f"{n}.jpg").write_bytes(b"x")
+    (tmp_path / "data_captions.json").write_text(json.dumps(rows))
+    test = load_samples(f"tipr:rstpreid:{tmp_path}", "test")
+    assert [(each.id, len(each.captions)) for each in test.samples] == [("4.jpg", 2), ("5.jpg", 2)]
+    assert len({each.match for each in test.samples}) == 1
+    train = load_samples(f"tipr:rstpreid:{tmp_path}", "train")
+    assert len({each.id for each in train.samples}) == len(train) == 6
+    assert {len(each.captions) for each in train.samples} == {1}
+    assert train.picture(train.samples[0].image, "image") == b"x"
+
+
+def test_distractors_are_searched_among_but_belong_to_nobody(out):
+    data, others = load_samples(str(out), "test"), load_samples(str(out), "train")
+    found = with_distractors(data, others)
+    assert found.samples[: len(data)] == data.samples
+    crowd = found.samples[len(data) :]
+    assert not {each.match for each in crowd} & {each.match for each in data.samples}
+    assert not {each.person for each in crowd} & {each.person for each in data.samples}
+    assert {each.captions for each in crowd} == {()}
+    for each, own in ((crowd[0], others.samples[0]), (crowd[-1], others.samples[-1])):
+        assert found.picture(each.image, "image") == others.picture(own.image, "image")
+        assert found.picture(each.pose, "pose") == others.picture(own.pose, "pose")
+    assert found.picture(data.samples[0].image, "image") == data.picture(data.samples[0].image, "image")

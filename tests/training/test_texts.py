@@ -33,3 +33,10 @@ def test_what_is_empty_after_cleaning_gives_way():
 def test_a_missing_vocabulary_names_its_file(tmp_path):
     with pytest.raises(UserError, match=r"tokenizer\.json is not there"):
         vocabulary(5, tmp_path / "tokenizer.json")
+
+
+def test_captions_that_lose_their_end_are_counted_also_those_cut_by_words():
+    words = vocabulary(60)
+    fits, long, longest = "a man " * 29, "a man " * 30, "man " * 300
+    assert words.cut([fits]) == 0  # 58 words, [CLS] and [SEP]
+    assert words.cut([fits, long, longest]) == 2
