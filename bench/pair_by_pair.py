@@ -57,8 +57,16 @@ class _PairByPair(PairNetwork):
         """The tokens as they are: each pair projects them again."""
         return image_tokens
 
-    def match(self, hidden: Tensor, mask: Tensor, images: Any, text_rows: Tensor, image_rows: Tensor) -> Tensor:
-        """Logits (P, 2) of pairs."""
+    def match(
+        self,
+        hidden: Tensor,
+        mask: Tensor,
+        images: Any,
+        text_rows: Tensor,
+        image_rows: Tensor,
+        weights: Tensor | None = None,
+    ) -> Tensor:
+        """Logits (P, 2) of pairs; weights: of networks with streams, which these are not."""
         crossed = crossed_pairs(self.cross_encoder, hidden, mask, images, text_rows, image_rows)
         logits: Tensor = self.matching_head(crossed[:, 0])
         return logits

@@ -360,8 +360,8 @@ def _settings_of(options: argparse.Namespace, recipe: Recipe, preset: str) -> di
 
 
 def figures(folder: Path) -> str:
-    """The figures of a finished run as Markdown: a table of the first protocol, with weights under
-    each other, then one of each other protocol. Raises UserError."""
+    """The figures of a finished run as Markdown: a table of the first protocol, weights under each other, then one of
+    each other protocol. Raises UserError."""
     from pipeline.training.results import METRICS
 
     others = sorted(
@@ -406,6 +406,7 @@ def _train(options: argparse.Namespace) -> int:
     from pipeline.models.build import build_network
     from pipeline.models.config import DualOptions
     from pipeline.models.dual import load_dual
+    from pipeline.models.recipes import shown_name
     from pipeline.training.batches import Preparer, Preparing
     from pipeline.training.costs import read_costs, write_costs
     from pipeline.training.dual_batches import DualPreparer
@@ -471,7 +472,7 @@ def _train(options: argparse.Namespace) -> int:
         network: Any = load_dual(recipe.model)
         if len(training):
             network.scale()  # or there is nothing to train with, which is said before anything is written
-        start = f"pretrained: all weights, from {recipe.name}"
+        start = f"pretrained: all weights, from hf:{shown_name(recipe.model.weights)}"
         words: Any = network.texts
         preparer = DualPreparer(training, recipe.augmentation, network.pictures, words, options.seed)
     else:

@@ -144,7 +144,8 @@ def test_fine_tuning_trains_validates_and_leaves_weights_that_transformers_reads
     other = [n for n, each in before.state_dict().items() if not torch.equal(each, after.state_dict()[n])]
     assert {"logit_scale", "logit_bias"} <= set(other)
     card = (finetuned / "last" / "README.md").read_text("utf-8")
-    assert "Where it started: pretrained: all weights, from hf:" in card
+    assert "Where it started: pretrained: all weights, from hf:siglip." in card
+    assert str(models) not in card
     assert "AutoModel.from_pretrained" in card
 
 

@@ -28,6 +28,7 @@ from pipeline.models.layers import unit
 from pipeline.models.losses import NegativeChooser, similarities, similarity_loss
 from pipeline.models.network import EncodedImages, EncodedTexts, Losses
 from pipeline.models.pretrained import CARD_FILE, CONFIG_FILE
+from pipeline.models.recipes import shown_name
 
 _METHODS = ("get_image_features", "get_text_features")
 _POOLS_THE_LAST_TOKEN = ("siglip", "siglip2", "siglip_text_model", "siglip2_text_model")
@@ -210,7 +211,7 @@ class DualEncoder(nn.Module):
         write_atomically(folder / CARD_FILE, self._card(recipe, notes).encode())
 
     def _card(self, recipe: Recipe | None, notes: Sequence[str]) -> str:
-        name = Path(self.options.weights).name if Path(self.options.weights).is_dir() else self.options.weights
+        name = shown_name(self.options.weights)
         height, width = self.pictures.shape[1:]
         total = sum(each.numel() for each in self.parameters())
         loss = "sigmoid over all pairs" if self.sigmoid else "softmax in both directions"

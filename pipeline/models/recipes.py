@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.core.errors import UserError
@@ -116,6 +117,11 @@ DUAL_PREFIX = "hf:"
 """Of the names of other people's dual encoders: `hf:openai/clip-vit-base-patch16`, `hf:FOLDER`."""
 
 
+def shown_name(weights: str) -> str:
+    """A dual encoder's name as others may read it: of a folder its last part, whatever lies above it."""
+    return Path(weights).resolve().name if Path(weights).is_dir() else weights
+
+
 def dual_recipe(name: str, finetuned: bool) -> Recipe:
     """Fine-tuning of `hf:NAME` on pairs of image and caption, or, not `finetuned`, the model as it is."""
     weights = name.removeprefix(DUAL_PREFIX).strip()
@@ -123,7 +129,7 @@ def dual_recipe(name: str, finetuned: bool) -> Recipe:
         raise UserError(f"--model {name}: name a model of the hub or a folder, e.g. hf:openai/clip-vit-base-patch16")
     return Recipe(
         name=f"{DUAL_PREFIX}{weights}",
-        title=f"{weights} of transformers, {'fine-tuned' if finetuned else 'zero-shot'}",
+        title=f"{shown_name(weights)} of transformers, {'fine-tuned' if finetuned else 'zero-shot'}",
         model=DualOptions(weights=weights),
         optimiser=OptimiserOptions(lr=1e-5, lr_multiple=1.0, schedule="linear", warmup=0.1),
         augmentation=AugmentationOptions(erase_prob=0.0),

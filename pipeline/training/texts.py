@@ -47,12 +47,16 @@ class Vocabulary:
         return self._max_tokens
 
     def cut(self, texts: Sequence[str]) -> int:
-        """How many of the captions have more tokens than are read."""
+        """How many of the captions have more words or tokens than are read."""
         tokenizer = _whole_tokenizer(self._file)
         longer = 0
         for start in range(0, len(texts), 1000):
-            whole = [pre_caption(each, max_words=len(each)) for each in texts[start : start + 1000]]
-            longer += sum(len(each.ids) > self._max_tokens for each in tokenizer.encode_batch(whole))
+            part = texts[start : start + 1000]
+            whole = [pre_caption(each, max_words=len(each)) for each in part]
+            longer += sum(
+                len(encoded.ids) > self._max_tokens or said != self.text(each)  # which ends after so many words
+                for each, said, encoded in zip(part, whole, tokenizer.encode_batch(whole), strict=True)
+            )
         return longer
 
     @property

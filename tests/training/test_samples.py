@@ -144,7 +144,12 @@ def test_an_images_further_captions_and_its_match_are_read_where_the_data_has_th
 
 def test_a_person_retrieval_sets_picture_is_once_in_the_gallery_and_once_a_caption_in_training(tmp_path):
     rows = [
-        {"split": split, "captions": [f"{split} {n} one", f"{split} {n} two"], "img_path": f"{n}.jpg", "id": 40 + n // 2}
+        {
+            "split": split,
+            "captions": [f"{split} {n} one", f"{split} {n} two"],
+            "img_path": f"{n}.jpg",
+            "id": 40 + n // 2,
+        }
         for split, numbers in (("train", (0, 1, 2)), ("test", (4, 5)))
         for n in numbers
     ]

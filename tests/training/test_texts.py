@@ -36,7 +36,7 @@ def test_a_missing_vocabulary_names_its_file(tmp_path):
 
 
 def test_captions_that_lose_their_end_are_counted_also_those_cut_by_words():
-    words = vocabulary(60)
-    fits, long, longest = "a man " * 29, "a man " * 30, "man " * 300
-    assert words.cut([fits]) == 0  # 58 words, [CLS] and [SEP]
-    assert words.cut([fits, long, longest]) == 2
+    fits, long, longest = "a man " * 5, "a man " * 6, "man " * 300
+    assert vocabulary(12).cut([fits]) == 0  # ten words, [CLS] and [SEP]
+    assert vocabulary(12).cut([fits, long, longest]) == 2
+    assert vocabulary(500).cut([fits, long, longest]) == 1  # captions end after 56 words as well
