@@ -280,9 +280,8 @@ def recipe_of(options: argparse.Namespace) -> tuple[Recipe, str]:
         return Recipe.model_validate(values), preset
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(
-            str(part) for number, part in enumerate(first["loc"]) if (number, part) != (1, recipe.model.model)
-        )
+        kinds = {(1, recipe.model.model), (4, "swin"), (4, "beit")}  # which of several forms was tried is no option
+        place = ".".join(str(part) for number, part in enumerate(first["loc"]) if (number, part) not in kinds)
         raise UserError(f"{place or options.model}: {first['msg'].removeprefix('Value error, ')}") from None
 
 
@@ -383,9 +382,9 @@ def _figures(folder: Path, protocol: str) -> str:
         if not path.is_file():
             continue
         found = json.loads(path.read_text("utf-8"))
-        for protocol, each in found["protocols"].items():
+        for counted, each in found["protocols"].items():
             numbers = " | ".join(f"{each[key]:.2f}" for key in head[2:-1])
-            lines.append(f"| {name} | {protocol} | {numbers} | {each['queries']} |")
+            lines.append(f"| {name} | {counted} | {numbers} | {each['queries']} |")
         pairs = found["pair accuracy"]
         if pairs["queries"]:
             low, high = pairs["95 % interval"]

@@ -151,7 +151,7 @@ def test_killed_in_the_background_it_goes_on_exactly_and_trains_only_what_is_mis
         told = capsys.readouterr()
         assert f"{story.out}: process {process} on " in told.err
         assert "so far:" in told.out
-        while not state.is_file():
+        while not (state.is_file() and (last.folder / "costs.json").is_file()):
             assert alive(process), (last.folder / "output.log").read_text()
             assert time.monotonic() < deadline
             time.sleep(0.005)

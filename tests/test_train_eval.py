@@ -349,7 +349,8 @@ def test_the_list_shows_every_recipe_and_never_both_generations_of_cmp_in_one_ta
     from pipeline.models.recipes import RECIPES
 
     assert run("--list") == 0
-    recipes, first, second = capsys.readouterr().out.split("\n\n")
+    recipes, first, second, others = capsys.readouterr().out.split("\n\n")
+    assert others.startswith("hf:NAME")
     for name, recipe in RECIPES.items():
         assert f"{name} " in recipes
         assert recipe.title in recipes

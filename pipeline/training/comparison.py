@@ -159,7 +159,7 @@ def check_comparable(results: Sequence[Result], swept: str | None = None) -> Non
 
 def _follows(name: str, swept: str) -> bool:
     if swept == "fraction":
-        return name == "samples"
+        return name in ("samples", "training pairs", "train size")
     return (swept.startswith("evaluation.") and name in ("fusion", "candidates")) or name.startswith(f"{swept}.")
 
 

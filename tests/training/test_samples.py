@@ -128,12 +128,14 @@ def test_an_images_further_captions_and_its_match_are_read_where_the_data_has_th
 
     copy = tmp_path / "pab"
     shutil.copytree(out, copy)
-    (path,) = (copy / "data").glob("test-*.parquet")
-    table = pq.read_table(path).replace_schema_metadata(None)
+    paths = sorted((copy / "data").glob("test-*.parquet"))
+    table = pa.concat_tables([pq.read_table(each) for each in paths]).replace_schema_metadata(None)
+    for each in paths:
+        each.unlink()
     captions = [[each.as_py(), "seen anew"] for each in table["caption"][:1]] + [None] * (table.num_rows - 1)
     table = table.append_column("captions", pa.array(captions, pa.list_(pa.string())))
     matches = ["span", "span", *[None] * (table.num_rows - 2)]
-    pq.write_table(table.append_column("match_id", pa.array(matches, pa.string())), path)
+    pq.write_table(table.append_column("match_id", pa.array(matches, pa.string())), paths[0])
     rows = table.select(["image_id", "caption"]).to_pylist()
     found = {each.id: each for each in load_samples(str(copy), "test").samples}
     first, second, third = (found[row["image_id"]] for row in rows[:3])
