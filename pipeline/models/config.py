@@ -311,8 +311,6 @@ class OffloadOptions(Options):
     dir_form: Literal["hinge", "square", "raw"] = "hinge"
     chunk: int = Field(default=8, ge=1)
     """Texts whose anchors are held at once."""
-    at_inference: bool = False
-    """Whether the candidates' similarities are computed again with anchors; features alone can then not rank."""
 
 
 class IntentOptions(Options):
@@ -353,8 +351,6 @@ class GradcoOptions(NetworkOptions):
             raise ValueError(
                 "no loss would reach the streams: hia wants similarity and contrast, or feature and matching"
             )
-        if self.col.at_inference:
-            raise ValueError("col.at_inference: candidates are not scored again with anchors; leave it false")
         if not hia.similarity and self.bmoe.proj == "per_stream":
             raise ValueError("hia.similarity false compares whole texts and images, which bmoe.proj per_stream cannot")
         return self

@@ -152,7 +152,7 @@ class PairNetwork(Pretrained):
             with torch.no_grad():
                 self.language_head.decoder.copy_(self.text_encoder.word_embeddings)
 
-    # -- what a subclass decides ---------------------------------------------------------------------------------------
+    # -- what a subclass decides; GradCO, whose features are read off streams, encodes images and texts itself ---------
 
     def image_feature(self, tokens: Tensor) -> Tensor:
         """(B, 1 + patches, W) -> (B, F), not yet of length 1."""

@@ -414,8 +414,6 @@ def test_a_network_that_would_learn_nothing_of_its_streams_is_refused():
     ):
         with pytest.raises(ValidationError, match="no loss would reach the streams"):
             GradcoOptions.model_validate({"hia": {name.removeprefix("hia."): value for name, value in change.items()}})
-    with pytest.raises(ValidationError, match="at_inference"):
-        GradcoOptions.model_validate({"col": {"at_inference": True}})
     with pytest.raises(ValidationError, match="per_stream"):
         GradcoOptions.model_validate({"hia": {"similarity": False}, "bmoe": {"proj": "per_stream"}})
 
