@@ -160,6 +160,8 @@ def test_a_dataset_of_nothing_but_real_frames_is_not_sent_at_all(mixed, token, c
         ("license: ", "licence: ", "keys that a hub does not know: licence"),
         (r"data/train-\*", "data/training-*", "no file is data/training-"),
         ("num_examples: 18", "num_examples: 17", "the card says 17 rows, the files have 18"),
+        ("tags:", f"tags:\n- {'long' * 25}", "tags is no list of short texts"),
+        ("tags:", "1: 2\ntags:", "huggingface_hub does not take the card's head"),
         ("tags:", "tags: {", "the card's head is no YAML"),
     ],
 )
@@ -188,6 +190,14 @@ def test_a_file_or_folder_beyond_the_limits_of_a_hub_is_a_problem(built):
     assert problem.startswith("data/x has 60,000,000,000 bytes")
     many = files | {f"images/{number}.txt": built for number in range(10_001)}
     assert list(push.card_problems(card, many, {})) == ["images has 10,001 files, a hub takes 10,000"]
+
+
+def test_a_data_file_that_no_config_names_is_a_problem(built):
+    files = make_parcel(built, False).files
+    card = (built / "README.md").read_text("utf-8")
+    known = next(path for name, path in files.items() if name.startswith("data/"))
+    (problem,) = push.card_problems(card, files | {"data/spare-00000-of-00001.parquet": known}, {})
+    assert problem == "no config names data/spare-00000-of-00001.parquet"
 
 
 def test_without_a_token_or_with_a_wrong_name_it_is_one_line_and_exit_code_2(built, monkeypatch, capsys):

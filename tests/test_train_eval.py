@@ -622,6 +622,7 @@ def test_the_released_folder_trains_and_is_evaluated(tmp_path, capsys):
     assert "note: annotation/test/attr.json: left out row 1: test/0.jpg is not there" in said
     found = metrics_of(tmp_path / "run" / "evaluation" / "last")
     assert (found["data"], found["gallery"], found["left out"]) == (f"pab:{place}", 3, 1)
+    assert found["candidates"] == 3  # the whole gallery, which is smaller than the preset's number of candidates
     assert log_of(tmp_path / "run")[0]["batches"] == 1
 
 

@@ -31,8 +31,10 @@ _SMALL: dict[str, Any] = {
 }
 # Caption parts are a quarter as long as captions: without padding in the sums they are encoded at their own length.
 _SMALL_SEDA: dict[str, Any] = {"model.stp.mask_pad": True}
-# Sub-experts a quarter as wide as the tokens, since the encoders are shallow; the anchors of a batch fit into memory.
+# Sub-experts narrower than the tokens, since the encoders are shallow; the anchors of a batch fit into memory.
 _SMALL_GRADCO: dict[str, Any] = {"model.bmoe.hidden": 32, "model.col.chunk": 128}
+# Four times the matching loss, as published, is for an encoder that compares well already.
+_SMALL_LIGHTAIR: dict[str, Any] = {"model.itm_weight": 1.0}
 
 
 def preset_for(name: str) -> str:
@@ -55,7 +57,8 @@ def with_preset(recipe: Recipe, preset: str) -> Recipe:
         return changed(recipe, {name: _SMALL[name] for name in ("epochs", "batch_size")})
     size = SIZES["x2vlm-small" if model in ("gradco", "lightair") else "small"]
     small = changed(with_size(recipe, size), _SMALL)
-    return changed(small, {"seda": _SMALL_SEDA, "gradco": _SMALL_GRADCO}.get(model, {}))
+    own = {"seda": _SMALL_SEDA, "gradco": _SMALL_GRADCO, "lightair": _SMALL_LIGHTAIR}
+    return changed(small, own.get(model, {}))
 
 
 @dataclass(frozen=True)
