@@ -711,7 +711,7 @@ class _Bench:
         return text
 
     def _measure(self, run: PlannedRun, found: Result) -> None:
-        from pipeline import train_eval
+        from pipeline.evaluate_weights import analysed
         from pipeline.training.samples import load_samples
 
         wanted = [claim for claim in CLAIMS if claim.number in self.only and run.row.name in claim.rows]
@@ -721,7 +721,7 @@ class _Bench:
             measure_weather(found, self._images)
         inside = self.folder_of_analysis(run)
         if any(5 <= claim.number <= 8 for claim in wanted) and not (inside / "index.md").is_file():
-            train_eval.analysed(run.folder / "last", self.data, inside)
+            analysed(run.folder / "last", self.data, inside)
 
     @staticmethod
     def folder_of_analysis(run: PlannedRun) -> Path:

@@ -19,9 +19,10 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
 from flows.build_pab import RETRIES, RETRY_DELAY_S, build_pab, worth_retrying
-from pipeline import train_eval as command
 from pipeline.core.errors import UserError
 from pipeline.core.profile import load_profile
+from pipeline.evaluate_weights import figures
+from pipeline.train_options import DEFAULT_DATA, folder_of
 from pipeline.training.samples import check_there
 
 THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -122,7 +123,7 @@ def train_eval(
     try:
         if build is not None and data is not None:
             raise UserError(f"data {data}, build {build}: give one of the two; what is built is what is trained on")
-        place = data or command.DEFAULT_DATA
+        place = data or DEFAULT_DATA
         if build is not None:
             place = str(load_profile(build, build_overrides or []).out)
         options = {
@@ -142,7 +143,7 @@ def train_eval(
         }
         arguments = [f"--{name}={value}" for name, value in options.items() if value is not None]
         arguments += [f"--set={each}" for each in changes or []]
-        folder = command.folder_of(arguments)
+        folder = folder_of(arguments)
         if build is not None:
             built = build_pab(profile=build, overrides=build_overrides or [], return_state=True)
             if not built.is_completed():
@@ -150,7 +151,7 @@ def train_eval(
         _check_there(place)
         logger.info(f"python -m pipeline.train_eval {' '.join(arguments)}")
         run_command(arguments)
-        table = command.figures(folder)
+        table = figures(folder)
     except (UserError, ChildProcessError, RuntimeError) as error:
         logger.error(str(error))
         return Failed(message=str(error))

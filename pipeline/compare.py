@@ -30,6 +30,7 @@ from typing import Any
 
 from pipeline import cli
 from pipeline.core.errors import UserError
+from pipeline.train_options import digests_of, is_dual, planned
 from pipeline.training.comparison import (
     Comparison,
     Result,
@@ -99,14 +100,12 @@ def plan_runs(
     shared: arguments of all runs. check: whether rows may differ in the model alone. Raises UserError for arguments
     that are wrong, for rows that share a folder, and where a folder holds a run of other settings.
     """
-    from pipeline import train_eval
-
     runs = []
     for seed in seeds:
         for row in rows:
             folder = out / f"{_file_name(row.name)}-seed{seed}"
             arguments = (*shared, *row.arguments, "--seed", str(seed), "--out", str(folder))
-            runs.append(PlannedRun(row, seed, folder, arguments, *train_eval.planned(arguments)))
+            runs.append(PlannedRun(row, seed, folder, arguments, *planned(arguments)))
     if len({each.folder for each in runs}) < len(runs):
         twice = [each.name for each in runs if [other.folder for other in runs].count(each.folder) > 1]
         raise UserError(f"named twice: {twice[0]}")
@@ -120,7 +119,7 @@ def plan_runs(
         check_planned(each.folder, there.settings, each.settings)
         fraction = each.settings["fraction"]
         if fraction not in digests:
-            digests[fraction] = train_eval.digests_of(each.arguments)
+            digests[fraction] = digests_of(each.arguments)
         known = (there.settings["samples"], there.costs.test)
         if known[0] != digests[fraction][0] or known[1] not in ("", digests[fraction][1]):
             raise UserError(
@@ -429,8 +428,6 @@ def _files(out: Path, runs: Sequence[PlannedRun]) -> list[Path]:
 
 def _called(model: str, options: argparse.Namespace) -> tuple[str, ...]:
     """A row's model as it is typed; --finetune is for those rows alone that can be fine-tuned."""
-    from pipeline.train_eval import is_dual
-
     return ("--model", model, *(("--finetune",) if options.finetune and is_dual(model) else ()))
 
 

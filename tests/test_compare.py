@@ -295,7 +295,7 @@ def test_a_sweep_of_the_share_of_the_data_begins_with_the_untrained_weights(data
     from PIL import Image
 
     from pipeline.models.build import build_network, load_network
-    from pipeline.train_eval import _seed
+    from pipeline.train_options import seed_of_weights
 
     out = tmp_path / "sweep"
     rows = [
@@ -307,7 +307,7 @@ def test_a_sweep_of_the_share_of_the_data_begins_with_the_untrained_weights(data
     assert not (runs[0].folder / "best").exists()
     assert not (runs[0].folder / "log.jsonl").exists()
     network = load_network(runs[0].folder / "last")
-    fresh = build_network(network.options, _seed(42)).state_dict()
+    fresh = build_network(network.options, seed_of_weights(42)).state_dict()
     assert all(bool((each == fresh[name]).all()) for name, each in network.state_dict().items())
     assert "Not trained, seed 42" in (runs[0].folder / "last" / "README.md").read_text()
     capsys.readouterr()
@@ -385,12 +385,12 @@ def test_values_are_parted_by_the_commas_outside_of_brackets():
 
 
 def test_options_go_to_every_run_as_they_were_given():
-    from pipeline.train_eval import _parser
+    from pipeline.train_options import parser
 
     given = ["--data", "d", "--fraction", "0.5", "--set", "a=1", "--set", "b={c: -1}", "--workers", "0", "--compile"]
     several = ["--compare", "cmp", "--seeds", "2", "--jobs", "2", "--background", "--dry-run", "--out", "o"]
-    told = arguments_of(_parser().parse_args([*given, *several]), _parser())
-    assert vars(_parser().parse_args(told)) == vars(_parser().parse_args(given))
+    told = arguments_of(parser().parse_args([*given, *several]), parser())
+    assert vars(parser().parse_args(told)) == vars(parser().parse_args(given))
 
 
 def test_planning_loads_no_torch():

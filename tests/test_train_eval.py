@@ -378,7 +378,7 @@ def test_the_papers_size_without_initial_weights_says_where_the_paper_started(da
 
 
 def test_options_are_changed_one_by_one_by_groups_and_in_words_that_yaml_takes_for_truth_values():
-    from pipeline.train_eval import _parser, recipe_of
+    from pipeline.train_options import parser, recipe_of
 
     changes = (
         *("model.ihnm=off", "model.pose=off", "optimiser={lr: 3e-4, warmup: 7}", "model.mlm.max_masks=null"),
@@ -386,7 +386,7 @@ def test_options_are_changed_one_by_one_by_groups_and_in_words_that_yaml_takes_f
         *("model.size.image.depths=[1, 1]", "model.size.image.heads=[2, 4]"),
     )
     given = [part for each in changes for part in ("--set", each)]
-    recipe, preset = recipe_of(_parser().parse_args(["--preset", "paper", *given]))
+    recipe, preset = recipe_of(parser().parse_args(["--preset", "paper", *given]))
     assert preset == "paper"
     assert (recipe.model.ihnm, recipe.model.pose, recipe.model.mlm.max_masks) == ("off", False, None)
     assert (recipe.optimiser.lr, recipe.optimiser.warmup, recipe.optimiser.weight_decay) == (3e-4, 7, 0.01)

@@ -197,7 +197,7 @@ def test_the_list_names_them(capsys):
 
 
 def test_where_a_run_goes_says_the_model_and_whether_it_was_trained():
-    from pipeline.train_eval import folder_of
+    from pipeline.train_options import folder_of
 
     name = ("--model", "hf:openai/clip-vit-base-patch16")
     assert folder_of(name) == Path("runs/hf-openai-clip-vit-base-patch16-zero-shot")

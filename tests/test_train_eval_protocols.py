@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from pipeline import train_eval
+from pipeline.evaluate_weights import figures as figures_of
 from tests.synthetic_build import publish_build, write_build
 
 SIZE = (
@@ -132,7 +133,7 @@ def test_a_runs_figures_have_a_table_for_each_protocol(tmp_path):
         folder = tmp_path / "evaluation" / "last" / place
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "metrics.json").write_text(json.dumps({**content, "protocols": {name: figures}}))
-    tables = train_eval.figures(tmp_path).split("\n\n")
+    tables = figures_of(tmp_path).split("\n\n")
     assert [name in table for table, name in zip(tables, ("| PAB behaviour |", "| UCC |"), strict=False)] == [True] * 2
     assert "UCC" not in tables[0]
 

@@ -21,8 +21,8 @@ class Costs:
     seconds: of training (pictures, steps, validation, saving), all processes one after the other that a stopped run
     took; up to its last saved state for one that was killed. peak_memory, peak_gpu_memory: MiB, the largest of any
     process that trained (resident set; allocated by torch), evaluation not counted. threads: of torch, every number
-    that steps were done with. query_milliseconds: by weights (`_judge` of pipeline.train_eval says of what). finished:
-    trained and evaluated.
+    that steps were done with. query_milliseconds: by weights (`judge` of pipeline.evaluate_weights says of what).
+    finished: trained and evaluated.
     """
 
     parameters: int = 0

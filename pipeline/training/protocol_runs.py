@@ -67,6 +67,16 @@ def set_of(data: str, protocol: str, ground_truth: Path | None = None, distracto
     return found if distractors is None else with_distractors(found, load_samples(distractors, "test"))
 
 
+@dataclass(frozen=True)
+class Searcher:
+    """A network that is put to protocols. words: makes texts into its tokens. progress: is told what is done."""
+
+    network: Any
+    words: Any
+    settings: EvaluationSettings
+    progress: Progress
+
+
 @dataclass
 class Told:
     """text: the figures for a person. paths: what was written. queries: how many were answered."""
@@ -76,21 +86,12 @@ class Told:
     queries: int = 0
 
 
-def run_protocol(
-    protocol: str,
-    network: Any,
-    data: SampleSet,
-    words: Any,
-    settings: EvaluationSettings,
-    folder: Path,
-    about: Mapping[str, Any],
-    progress: Progress,
-) -> Told:
-    """Evaluate a network under one protocol and write what it found into a folder. Raises UserError."""
+def run_protocol(protocol: str, searcher: Searcher, data: SampleSet, folder: Path, about: Mapping[str, Any]) -> Told:
+    """Evaluate a network under one protocol and write what it found, with `about`, into a folder. Raises UserError."""
     if protocol == protocols.WEATHER:
-        return _weather(network, data, words, settings, folder, about, progress)
+        return _weather(searcher, data, folder, about)
     names = protocols.PAB if protocol == PAB_FAMILY else (protocol,)
-    found = evaluate(network, data, words, settings, progress, names)
+    found = evaluate(searcher.network, data, searcher.words, searcher.settings, searcher.progress, names)
     paths = write_results(folder, found, data, {**about, "protocol": protocol})
     if protocol == protocols.TRACK4:
         write_atomically(folder / ANSWER, answer(found).encode())
@@ -103,15 +104,7 @@ def answer(found: Evaluation) -> str:
     return answer_text([[found.gallery[image].id for image in each.images] for each in found.rankings])
 
 
-def _weather(
-    network: Any,
-    data: SampleSet,
-    words: Any,
-    settings: EvaluationSettings,
-    folder: Path,
-    about: Mapping[str, Any],
-    progress: Progress,
-) -> Told:
+def _weather(searcher: Searcher, data: SampleSet, folder: Path, about: Mapping[str, Any]) -> Told:
     found: dict[str, Evaluation] = {}
     held = HeldTexts()
     drawn: list[str] = []
@@ -121,9 +114,11 @@ def _weather(
             drawn.append(condition)
 
         def tell(what: str, done: int, total: int, condition: str = condition) -> None:
-            progress(f"{condition}: {what}", done, total)
+            searcher.progress(f"{condition}: {what}", done, total)
 
-        found[condition] = evaluate(network, under, words, settings, tell, (protocols.BEHAVIOUR,), held)
+        found[condition] = evaluate(
+            searcher.network, under, searcher.words, searcher.settings, tell, (protocols.BEHAVIOUR,), held
+        )
     told = weather_of(found)
     origin = _origin(drawn)
     first = next(iter(found.values()))

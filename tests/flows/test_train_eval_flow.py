@@ -51,7 +51,7 @@ def calls(monkeypatch, log) -> list[tuple[str, object]]:
 
     monkeypatch.setattr(flow_module, "build_pab", build)
     monkeypatch.setattr(flow_module, "run_command", lambda arguments: found.append(("run", arguments)))
-    monkeypatch.setattr(flow_module.command, "figures", lambda folder: f"figures of {folder}")
+    monkeypatch.setattr(flow_module, "figures", lambda folder: f"figures of {folder}")
     monkeypatch.setattr(flow_module, "create_markdown_artifact", lambda **each: found.append(("artifact", each)))
     return found
 

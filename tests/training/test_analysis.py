@@ -372,8 +372,8 @@ def trained(folder, data, looks: bool, stop_after: int | None = None):
     from accelerate.state import AcceleratorState
 
     from pipeline.models.recipes import recipe_named
-    from pipeline.train_eval import _looked_into
     from pipeline.training.trainer import Clock, LoopSettings, Observers, train
+    from pipeline.training.watch import looked_into
 
     network = gradco()
     recipe = recipe_named("gradco").model_copy(update={"model": network.options, "epochs": 2, "batch_size": 4})
@@ -384,7 +384,7 @@ def trained(folder, data, looks: bool, stop_after: int | None = None):
 
     observers = Observers()
     if looks:
-        observers = _looked_into(observers, network, data, vocabulary(40), folder, Clock())
+        observers = looked_into(observers, network, data, vocabulary(40), folder, Clock())
     tell = observers.epoch
     observers.epoch = lambda line: (tell(line), epoch(line))
     AcceleratorState._reset_state(True)

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline import train_eval
 from pipeline.core.errors import UserError
 from pipeline.core.weather import CONDITIONS, weathered
+from pipeline.evaluate_weights import train_size
 from pipeline.retrieval.protocols import TRACK4, UCC, WEATHER
 from pipeline.training.evaluate import EvaluationSettings, HeldTexts, evaluate
-from pipeline.training.protocol_runs import protocols_of, run_protocol, weather_set
+from pipeline.training.protocol_runs import Searcher, protocols_of, run_protocol, weather_set
 from pipeline.training.results import METRICS
 from pipeline.training.samples import FreeQuery
 from pipeline.training.texts import vocabulary
@@ -26,7 +26,8 @@ def silent(*_):
 
 
 def run(protocol, data, folder):
-    return run_protocol(protocol, network(recipe()), data, WORDS, SETTINGS, folder, {"model": "tiny"}, silent)
+    searcher = Searcher(network(recipe()), WORDS, SETTINGS, silent)
+    return run_protocol(protocol, searcher, data, folder, {"model": "tiny"})
 
 
 def test_multi_weather_is_pab_behaviour_under_each_condition_and_their_mean(tmp_path):
@@ -114,7 +115,7 @@ def test_the_data_decides_which_protocols_there_are():
     [(100_000, "0.1M"), (91_224, "0.1M"), (1_013_605, "1M"), (912_000, "1M"), (1_389, None), (500_000, None)],
 )
 def test_the_papers_training_sizes_are_named_where_they_are_used(pairs, named):
-    assert train_eval.train_size(pairs) == named
+    assert train_size(pairs) == named
 
 
 def test_queries_are_encoded_once_for_all_conditions(tmp_path, monkeypatch):
