@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline import train_eval
+from pipeline import import_pab, train_eval
+from pipeline.core.weather import CONDITIONS
 from pipeline.evaluate_weights import figures as figures_of
 from tests.synthetic_build import publish_build, write_build
 
@@ -24,7 +25,7 @@ LONG = " ".join(["with a long coat"] * 20)
 
 def write_picture(path: Path, number: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.full((40, 24, 3), COLOURS[number % 6], np.uint8)).save(path)
+    Image.fromarray(np.full((40, 30, 3), COLOURS[number % 6], np.uint8)).save(path)
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +125,41 @@ def test_every_protocol_of_a_dataset_has_a_folder_and_a_table_of_its_own(run_of,
     for name, figures in plain["protocols"].items():  # the identity protocol is still there, and none is better
         assert crowded["protocols"][name]["mAP"] <= figures["mAP"]
     assert f"with distractors from track4:{track4}" in capsys.readouterr().out
+
+
+def write_rows(path: Path, rows: list[dict]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+
+
+@pytest.mark.parametrize("imported", [False, True])
+def test_ucc_and_weather_of_a_released_folder_are_judged_on_its_own_pictures(run_of, tmp_path, capsys, imported):
+    folder = tmp_path / "pab"
+    rows = [{"image": f"test/{n}.jpg", "image_id": n, "caption": [f"a person in {NAMES[n]}"]} for n in range(6)]
+    ucc = [{**row, "image": f"ucc/{n}.jpg", "image_id": n // 2} for n, row in enumerate(rows)]
+    snow = [{**row, "image": f"multi-weather/snow/{n}.jpg"} for n, row in enumerate(rows)][:4]
+    write_rows(folder / "annotation/test/attr.json", rows)
+    write_rows(folder / "annotation/test/ucc.json", ucc)
+    write_rows(folder / "annotation/multi-weather/multi-weather_snow.json", snow)
+    for number, row in enumerate([*rows, *ucc, *snow]):
+        write_picture(folder / row["image"], number % 6)
+    Image.new("RGB", (24, 30)).save(folder / "test/5.jpg")  # too small for a flake: left out where weather is drawn
+    data = f"pab:{folder}"
+    if imported:
+        data = str(tmp_path / "out")
+        assert import_pab.main([str(folder), "--out", data]) == 0
+    found = evaluated(run_of, tmp_path / "told", data, "--protocol", "ucc,multi-weather")
+    assert list(found["protocols"]) == ["UCC"]
+    assert (found["gallery"], found["queries"]) == (6, 6)
+    # Each span has two pictures, one of which may come first for a caption and the other last.
+    assert found["protocols"]["UCC"]["R@5"] == 100
+    assert found["protocols"]["UCC"]["mINP"] < found["protocols"]["UCC"]["mAP"]
+    weather = json.loads((tmp_path / "told" / "multi-weather" / "metrics.json").read_text())
+    assert {name: each["queries"] for name, each in weather["conditions"].items() if name != "mean"} == {
+        condition: {"snow": 4, "normal": 6}.get(condition, 5) for condition in CONDITIONS
+    }
+    assert [each for each in weather["unreadable"] if each.startswith("rain: ") and "24" in each]
+    assert "the others are those of the data" in capsys.readouterr().out
 
 
 def test_a_runs_figures_have_a_table_for_each_protocol(tmp_path):

@@ -181,10 +181,13 @@ class _Weathered:
             return data
         from PIL import Image
 
-        from pipeline.core.images import read_image
+        from pipeline.core.images import ImageError, read_image
 
         name = self.ids[where]
-        picture = weathered(read_image(data, name), self.condition, name)
+        try:
+            picture = weathered(read_image(data, name), self.condition, name)
+        except ValueError as error:  # too small for weather: it costs this picture, as one that cannot be read does
+            raise ImageError(f"{name}: {error}") from None
         buffer = io.BytesIO()
         Image.fromarray(picture).save(buffer, "PNG", compress_level=1)
         return buffer.getvalue()
