@@ -161,6 +161,6 @@ STAGE = Stage(
 
 
 if __name__ == "__main__":
-    from pipeline.run_stage import stage_main
+    from pipeline.decompose_data import decompose_main
 
-    raise SystemExit(stage_main("decompose"))
+    raise SystemExit(decompose_main())

@@ -202,7 +202,7 @@ def summary(wanted: Import, tally: Tally) -> list[str]:
     if bare:
         notes.append(f"no pose maps: {', '.join(bare)}")
     if tally.rows["train"] and not tally.with_factors:
-        notes.append("no factors (annotation/train_decouple): decompose the captions, or train without them")
+        notes.append("no factors (annotation/train_decouple): python -m pipeline.decompose --data splits the captions")
     return [*lines, *(["", *(f"{note}." for note in notes)] if notes else [])]
 
 
