@@ -21,7 +21,15 @@ from pipeline import decompose, stages
 from pipeline.backends.chat_roles import factor_replies
 from pipeline.cli import DONE, SOME_FAILED, Bar, common_parser, guarded, profile_and_build
 from pipeline.core.card import markdown_table
-from pipeline.core.dataset_folder import IMPORT_NOTE, card_head, check_out, content_digest, is_ours, read_split
+from pipeline.core.dataset_folder import (
+    IMPORT_NOTE,
+    card_head,
+    check_out,
+    content_digest,
+    is_ours,
+    read_split,
+    row_count,
+)
 from pipeline.core.dataset_folder import split_files as files_by_split
 from pipeline.core.errors import UserError, one_line
 from pipeline.core.imported import read_note, write_imported
@@ -164,7 +172,7 @@ def replies_path(wanted: Wanted) -> Path:
 def unasked(wanted: Wanted, kept: KeptReplies | None, bar: Bar | None = None) -> Iterator[str]:
     """Each caption without a reply, once. Reads no image. bar: moved by rows."""
     files = [path for split in wanted.splits for path in wanted.files()[split]]
-    total, seen = _count(files), SeenNames()
+    total, seen = row_count(files), SeenNames()
     for number, row in enumerate(read_split(files, [*_CAPTIONS, *_FACTORS.values()]), 1):
         for _, caption in wanted.open_captions(row):
             if seen.add(caption) and (kept is None or kept.get(caption) is None):
@@ -213,7 +221,7 @@ def ask(wanted: Wanted, kept: KeptReplies) -> tuple[int, int, str | None]:
 
 def rows_of(wanted: Wanted, split: str, files: Sequence[Path], found: Split) -> Iterator[ImportedRow]:
     """The rows of a split, with factors where it is one of those that are wanted; a few in memory at once."""
-    bar, total = Bar(split, "rows"), _count(files)
+    bar, total = Bar(split, "rows"), row_count(files)
     try:
         for number, row in enumerate(read_split(files), 1):
             known = {name: row[name] for name in ImportedRow.model_fields if name in row}
@@ -287,16 +295,6 @@ def _rejected(data: Path) -> Iterator[ImportedRejection]:
     if (data / IMPORT_NOTE).is_file():
         for row in read_split(sorted((data / "rejected").glob("*.parquet"))):
             yield ImportedRejection.model_validate(row)
-
-
-def _count(files: Sequence[Path]) -> int:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return sum(pq.read_metadata(path).num_rows for path in files)
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{files[0].parent}: a data file cannot be read ({one_line(error)})") from None
 
 
 def parser() -> argparse.ArgumentParser:

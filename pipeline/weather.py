@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cli import DONE, Bar, guarded
-from pipeline.core.dataset_folder import card_head, check_out, is_ours, read_split, split_files
+from pipeline.core.dataset_folder import card_head, check_out, is_ours, read_split, row_count, split_files
 from pipeline.core.errors import UserError
 from pipeline.core.images import ImageError, encode_jpeg, read_image
 from pipeline.core.imported import picture_fields, write_imported
@@ -126,7 +126,7 @@ def _run(options: argparse.Namespace) -> int:
     check_out(out, OPTION)
     if out.is_relative_to(data.resolve()) or data.resolve().is_relative_to(out):
         raise UserError(f"out: {options.out} and {data} lie in each other; choose another folder with {OPTION}")
-    total = _count(files)
+    total = row_count(files)
     if options.sheet is not None:
         first = next(read_split(files, ["image", "image_id"]), None)
         if options.image is not None:
@@ -169,16 +169,6 @@ def _files(data: Path, split: str) -> list[Path]:
     if split not in found:
         raise UserError(f"--split {split}: {data} has {', '.join(found) or 'no data files'}")
     return found[split]
-
-
-def _count(files: Sequence[Path]) -> int:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return sum(pq.read_metadata(path).num_rows for path in files)
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{files[0].parent}: a data file cannot be read ({error})") from None
 
 
 def _file_bytes(path: Path) -> bytes:

@@ -128,6 +128,20 @@ def read_split(files: Sequence[Path], columns: Sequence[str] | None = None) -> I
             raise UserError(f"{path}: cannot be read ({one_line(error)})") from None
 
 
+def row_count(files: Sequence[Path]) -> int:
+    """How many rows these files hold, by what they say at their ends. Raises UserError for a file that is broken."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    total = 0
+    for path in files:
+        try:
+            total += pq.read_metadata(path).num_rows
+        except (pa.ArrowException, OSError) as error:
+            raise UserError(f"{path}: cannot be read ({one_line(error)})") from None
+    return total
+
+
 FRAME_OF_VIDEO = "oops"
 """What `generator` calls a frame that was taken from a video."""
 
