@@ -24,7 +24,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.settings import GPU_LIMIT
 from pipeline import build as plain_build
-from pipeline import footage, preflight, report, stages, tiny_models
+from pipeline import footage, gpu_stages, preflight, report, stages, tiny_models
 from pipeline.core.errors import UserError
 from pipeline.core.gpus import visible_gpus
 from pipeline.core.profile import Profile, load_profile
@@ -106,7 +106,7 @@ def worth_retrying(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -
 def run_shard(stage: str, shard: str, profile: str, build: str, overrides: list[str]) -> None:
     """Bring one shard of one stage up to date."""
     loaded = load_profile(profile, overrides)
-    engine = preflight.gpu_engine(stages.stage(stage), loaded)
+    engine = gpu_stages.gpu_engine(stages.stage(stage), loaded)
     outcome = _in_worker(plain_build.shard_task, loaded, build, stage, shard, engine=engine)
     counts = outcome.counts
     get_run_logger().info(
@@ -135,7 +135,7 @@ def engine_tags(stage: Stage, profile: Profile) -> set[str]:
 
     They are for people and for limits of their own; that builds do not meet on a GPU is `_holding_gpus`'s business.
     """
-    device = "gpu" if preflight.gpu_engine(stage, profile) is not None else "cpu"
+    device = "gpu" if gpu_stages.gpu_engine(stage, profile) is not None else "cpu"
     return {device, *(getattr(profile, section).backend for section in stage.engines)}
 
 
@@ -203,7 +203,7 @@ def _build(loaded: Profile, profile: str, build: str, overrides: list[str]) -> s
         if tiny_models.wanting(loaded):
             _in_worker(plain_build.tiny_models_task, loaded)
         tiny_models.write_reviews(loaded)
-        for engine, stages_of_engine in preflight.by_gpu_engine(stages.all_stages(), loaded):
+        for engine, stages_of_engine in gpu_stages.by_gpu_engine(stages.all_stages(), loaded):
             with _holding_gpus(workers, engine):
                 for stage in stages_of_engine:
                     work = run_shard.with_options(tags=engine_tags(stage, loaded))

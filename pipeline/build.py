@@ -14,7 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline import footage, preflight, stages, tiny_models
+from pipeline import footage, gpu_stages, preflight, stages, tiny_models
 from pipeline import report as reports
 from pipeline.cli import DONE, SOME_FAILED, WRONG, common_parser, guarded, profile_and_build
 from pipeline.core.errors import UserError
@@ -76,7 +76,7 @@ def build_all(profile: Profile, build: str, force: bool = False) -> bool:
                 for count in _finished([workers.submit(tiny_models_task, profile)]):
                     bars.update("tiny models/all", count, count)
         tiny_models.write_reviews(profile)
-        for engine, stages_of_engine in preflight.by_gpu_engine(stages.all_stages(), profile):
+        for engine, stages_of_engine in gpu_stages.by_gpu_engine(stages.all_stages(), profile):
             for stage in stages_of_engine:
                 names = stages.shard_names(stage, profile)
                 calls = [(shard_task, profile, build, stage.name, name, force) for name in names]

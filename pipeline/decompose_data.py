@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline import decompose, stages
+from pipeline import stages
 from pipeline.backends.chat_roles import factor_replies
 from pipeline.cli import DONE, SOME_FAILED, Bar, common_parser, guarded, profile_and_build
+from pipeline.core import decomposition
 from pipeline.core.card import markdown_table
 from pipeline.core.dataset_folder import (
     IMPORT_NOTE,
@@ -147,7 +148,7 @@ class Split:
         if found is None:
             self.counts[column, "decomposer_error"] += 1
             return None
-        came = decompose.outcome(caption, found)
+        came = decomposition.outcome(caption, found)
         if not isinstance(came, Kept):
             self.counts[column, came.reason] += 1
             return None

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from pipeline import footage, preflight, stages, tiny_models
+from pipeline import footage, gpu_stages, stages, tiny_models
 from pipeline.core.gpus import Gpu, visible_gpus
 from pipeline.core.planning import CPU, ESTIMATE, MEASURED, Device, Rates, Speed, load_rates
 from pipeline.core.profile import FootageSection, OopsSection, Profile, oops_root
@@ -65,7 +65,7 @@ def miniature(profile: Profile, items: int, folder: Path) -> Profile:
     elif profile.footage is not None:
         train = max(1, math.ceil(sources / _CLIPS_A_CAPTION))
         changes["footage"] = FootageSection(train_clips=train, val_clips=clips, size=profile.footage.size)
-    if any(preflight.gpu_engine(stage, profile) for stage in stages.all_stages()):
+    if any(gpu_stages.gpu_engine(stage, profile) for stage in stages.all_stages()):
         # A GPU is fed in batches: two parts, one to get warm and one that is timed.
         changes["batch_records"] = max(2, items // _NUMBERS // 2)
     return profile.model_copy(update=changes)
@@ -142,7 +142,7 @@ def measure(profile: Profile, items: int, folder: Path, tell: Callable[[str], No
             clips, seconds = sum(each.parts[0][0] for each in done), sum(each.parts[0][1] for each in done)
             speeds.append(_speed("footage", None, {}, CPU, Timed(seconds / clips, seconds / clips, 0.0)))
             tell(f"footage      {clips:>4} clips, {seconds / clips:.4g} s each")
-        for engine, group in preflight.by_gpu_engine(stages.all_stages(), small):
+        for engine, group in gpu_stages.by_gpu_engine(stages.all_stages(), small):
             for stage in group:
                 shards = stages.shard_names(stage, small)
                 on_gpu = engine is not None and workers.gpus > 0

@@ -18,10 +18,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pipeline import attributes, decompose, recaption, stages
+from pipeline import attributes, recaption, stages
 from pipeline.backends.chat_roles import caption_replies, factor_replies, label_replies
 from pipeline.backends.protocols import CaptionRequest, LabelRequest, Person
 from pipeline.cli import DONE, SOME_FAILED, Bar, common_parser, guarded, profile_and_build
+from pipeline.core import decomposition
 from pipeline.core.card import markdown_table
 from pipeline.core.dataset_folder import check_out, published_image
 from pipeline.core.errors import UserError, one_line
@@ -339,7 +340,7 @@ class Builder:
         found = {}
         for caption, replies in zip(unique, factor_replies(engine, unique, prompt.text), strict=True):
             asked = FactorReplies(id=caption, asked=digest_of(), replies=replies, decomposer=made, prompt=used)
-            outcome = decompose.outcome(caption, asked)
+            outcome = decomposition.outcome(caption, asked)
             if isinstance(outcome, Kept):
                 found[caption] = outcome.record
         return found

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline import footage, preflight, stages
+from pipeline import footage, gpu_stages, stages
 from pipeline.backends import chat, registry
 from pipeline.core.errors import UserError
 from pipeline.core.planning import (
@@ -182,7 +182,7 @@ def _works(profile: Profile, store: Store, counts: Counts, rates: Rates, built: 
                 "shards": len(found.shard_kinds) if stage == "sources" else own_shards,
                 "engine": engine,
                 "settings": engine_settings(stage, profile) if engine else {},
-                "on_gpu": on_server or preflight.gpu_engine(found, profile) is not None,
+                "on_gpu": on_server or gpu_stages.gpu_engine(found, profile) is not None,
                 "disk_bytes": kept * each,
                 "taken_over": min(items, float(standing(found, profile, store))),
                 "origins": (*origins, size_origin),

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline import preflight, stages, workload
+from pipeline import gpu_stages, preflight, stages, workload
 from pipeline.backends import registry
 from pipeline.core.errors import UserError
 from pipeline.core.gpus import Gpu
@@ -179,18 +179,18 @@ def test_an_engine_that_is_told_to_use_the_cpu_wants_no_gpu(able_machine, monkey
 
 def test_an_engine_that_takes_what_there_is_works_on_a_gpu_only_where_there_is_one(monkeypatch):
     entry = registry.entry("similarity", "resnet50")
-    monkeypatch.setattr(preflight, "visible_gpus", lambda: [Gpu("0")])
-    assert preflight.works_on_gpu(entry, {})
-    assert not preflight.works_on_gpu(entry, {"device": "cpu"})
-    assert not preflight.works_on_gpu(registry.entry("recaption", "pixels"), {})
-    monkeypatch.setattr(preflight, "visible_gpus", list)
-    assert not preflight.works_on_gpu(entry, {})
-    assert preflight.works_on_gpu(entry, {"device": "cuda:0"})
+    monkeypatch.setattr(gpu_stages, "visible_gpus", lambda: [Gpu("0")])
+    assert gpu_stages.works_on_gpu(entry, {})
+    assert not gpu_stages.works_on_gpu(entry, {"device": "cpu"})
+    assert not gpu_stages.works_on_gpu(registry.entry("recaption", "pixels"), {})
+    monkeypatch.setattr(gpu_stages, "visible_gpus", list)
+    assert not gpu_stages.works_on_gpu(entry, {})
+    assert gpu_stages.works_on_gpu(entry, {"device": "cuda:0"})
 
 
 def test_stages_that_follow_each_other_with_one_engine_are_on_the_gpu_together():
     full = load_profile("full")
-    groups = list(preflight.by_gpu_engine(stages.all_stages(), full))
+    groups = list(gpu_stages.by_gpu_engine(stages.all_stages(), full))
     assert [[stage.name for stage in group] for engine, group in groups if engine] == [
         ["generate"],
         ["keypoints"],
@@ -200,7 +200,7 @@ def test_stages_that_follow_each_other_with_one_engine_are_on_the_gpu_together()
     ]
     assert [stage.name for _, group in groups for stage in group] == list(stages.STAGE_NAMES)
     demo = load_profile("demo")
-    assert [engine for engine, _ in preflight.by_gpu_engine(stages.all_stages(), demo)] == [None]
+    assert [engine for engine, _ in gpu_stages.by_gpu_engine(stages.all_stages(), demo)] == [None]
 
 
 def test_weights_that_are_not_here_are_named_with_the_way_to_get_them(able_machine, monkeypatch, tmp_path):
