@@ -1,6 +1,7 @@
 """The rules of the house, read off the source: who may import whom, and when a heavy library may be loaded."""
 
 import ast
+import graphlib
 import re
 import subprocess
 import sys
@@ -120,6 +121,11 @@ def test_imports_go_down_only(name):
     own = LAYERS[layer(name)]
     for target in own_imports(name):
         assert LAYERS[layer(target)] <= own, f"{name} imports {target}"
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    graph = {name: {each for each in own_imports(name) if each != name} for name in MODULES}
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
 
 @pytest.mark.parametrize("name", STAGE_NAMES)
