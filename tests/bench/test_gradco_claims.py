@@ -168,3 +168,21 @@ def test_a_picture_is_rendered_once_for_all_networks(monkeypatch):
         assert images.under("rain").read(3, "image") == b"x"
     assert images.under("snow").read(3, "pose") == b"as it is"
     assert made == [(3, "rain", "s3")]
+
+
+def test_a_row_a_claim_has_what_decides_each_of_its_parts():
+    claim = claims.CLAIMS[1]
+    parts = [
+        Part("a", HELD, "2.00 against 1.00", "+1.00"),
+        Part("b", SPREAD, "1.00 against 1.10", "-0.10"),
+        Part("c", NOT_TESTABLE, claims.NO_UCC),
+        Part("d", NOT_YET, "1 of 3 seeds"),
+    ]
+    text = claims.markdown([(claim, NOT_HELD, parts)], ["a note"])
+    row = next(line for line in text.splitlines() if line.startswith("| 2 | Anchors"))
+    assert row.endswith(
+        "| a: yes, +1.00; b: no, within the spread, -0.10; d: not measured yet; "
+        "1 of UCC-Avg not testable (needs UCF-Crime) | **not held** |"
+    )
+    assert "| 2 | a | held | 2.00 against 1.00 |" in text
+    assert text.endswith("* a note\n")
