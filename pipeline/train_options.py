@@ -78,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
         dest="changes",
         metavar="OPTION=VALUE",
         help="change an option of the recipe, e.g. --set model.ihnm=off --set optimiser.lr=3e-4; or some of a group: "
-        "--set 'model.size={name: mine, image: {image_size: 64}}'",
+        "--set 'model.size={name: mine, image: {image_size: 64}}'; @FILE takes the value from a YAML file",
     )
     how = made.add_argument_group("how")
     how.add_argument("--seed", type=int, default=42)
@@ -235,6 +235,12 @@ def recipe_of(options: argparse.Namespace) -> tuple[Recipe, str]:
         name, equals, value = text.partition("=")
         if not equals:
             raise UserError(f"--set {text}: use OPTION=VALUE, e.g. --set optimiser.lr=3e-4")
+        if value.startswith("@"):
+            try:
+                value = Path(value[1:]).read_text("utf-8")
+            except (OSError, ValueError) as error:
+                why = getattr(error, "strerror", None) or "no UTF-8 text"
+                raise UserError(f"--set {text}: {value[1:]} cannot be read ({why})") from None
         try:
             meant = yaml.safe_load(value)
         except yaml.YAMLError:

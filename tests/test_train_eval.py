@@ -394,6 +394,14 @@ def test_options_are_changed_one_by_one_by_groups_and_in_words_that_yaml_takes_f
     assert recipe.model.size.text.width == 768
 
 
+def test_a_value_may_come_from_a_file(tmp_path):
+    from pipeline.train_options import parser, recipe_of
+
+    (tmp_path / "phrases.yaml").write_text("- walking\n- falling down\n", "utf-8")
+    given = ["--model", "lightair", "--set", f"model.codebook.phrases=@{tmp_path / 'phrases.yaml'}"]
+    assert recipe_of(parser().parse_args(given))[0].model.codebook.phrases == ("walking", "falling down")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -403,6 +411,7 @@ def test_options_are_changed_one_by_one_by_groups_and_in_words_that_yaml_takes_f
         (("--set", "optimiser.lt=1"), "--set optimiser.lt: there is no option 'lt' here; there are lr, betas"),
         (("--set", "model.pose.heads=1"), "'pose' is one value and has no option 'heads'"),
         (("--set", "optimiser.lr=[1"), "the value is not YAML"),
+        (("--set", "optimiser.lr=@nowhere.yaml"), "nowhere.yaml cannot be read (No such file or directory)"),
         (("--set", "optimiser.lr=much"), "optimiser.lr: Input should be a valid number"),
         (("--set", "model.ihnm=on"), "model.ihnm: Input should be 'extra', 'replace' or 'off'"),
         (("--set", "model.size.image.image_size=30"), "model.size.image: image_size 30 is not a multiple of"),
