@@ -742,8 +742,8 @@ class _Bench:
             "rows' standard deviations over seeds; a claim holds where all parts that can be tested do.",
             "PAB-Avg: mean of R@1, R@5, R@10 on the test split. Weather-Avg: mean R@1 over ten conditions, nine "
             "of them rendered from it. UCC-Avg wants footage of UCF-Crime.",
-            "Streams are told apart by their random start alone, so that their names here are the places they have in "
-            "the configuration.",
+            "Streams are told apart by their random start alone: their names here are the places they have in the "
+            "configuration, and D1 to D3, with one stream fewer, are the same network three times.",
         ]
         return notes + [f"Failed: {run.name}: {why}" for run, why in failed.items()]
 
