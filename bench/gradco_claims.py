@@ -430,27 +430,23 @@ class Weathered:
         """The split with its images as the condition shows them."""
         from dataclasses import replace
 
-        ids = {sample.image: sample.id for sample in self.test.samples}
+        from pipeline.training.protocol_runs import weather_set
+
+        shown, _ = weather_set(self.test, condition)
 
         def read(where: Any, column: str) -> bytes:
             if column != "image":
-                return self.test.read(where, column)
+                return shown.read(where, column)
             key = (condition, where)
             if key not in self._held:
-                made = self._rendered(where, condition, ids[where])
+                made = shown.read(where, column)
                 if self._bytes + len(made) > self.most:
                     return made
                 self._held[key] = made
                 self._bytes += len(made)
             return self._held[key]
 
-        return replace(self.test, name=f"{self.test.name}, {condition}", read=read)
-
-    def _rendered(self, where: Any, condition: str, name: str) -> bytes:
-        from pipeline.core.images import encode_png, read_image
-        from pipeline.core.weather import weathered
-
-        return encode_png(weathered(read_image(self.test.read(where, "image"), name), condition, name))
+        return replace(shown, name=f"{self.test.name}, {condition}", read=read)
 
 
 def measure_weather(run: Result, images: Weathered) -> None:

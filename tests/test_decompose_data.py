@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from pipeline.core.images import encode_jpeg
 from pipeline.core.imported import picture_fields, write_imported
 from pipeline.training.samples import load_samples
 from schemas.records import Factors, FrozenReply, ImportedRejection, ImportedRow
+from tests.builds import digests
 
 pytest.importorskip("datasets")
 ROOT = Path(__file__).parents[1]
@@ -101,14 +101,6 @@ def run(data: Path, engine: Engine, *words: str) -> int:
 
 def rows(folder: Path, split: str = "train") -> list[dict]:
     return list(read_split(split_files(folder)[split]))
-
-
-def digests(folder: Path) -> dict[str, str]:
-    return {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 def test_rows_get_the_factors_of_both_captions_and_everything_else_stays(data, capsys):

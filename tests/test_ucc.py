@@ -21,6 +21,7 @@ from pipeline.core.dataset_folder import is_ours, may_show_real_people, read_spl
 from pipeline.core.images import read_image
 from pipeline.formats.ucf_crime import ANNOTATIONS
 from pipeline.ucc import REASONS, main
+from tests.builds import digests
 from tests.formats.test_video import TICKS, frame_number, make_clip
 from tests.stage_helpers import FakeEngine
 from tests.test_keypoints import person
@@ -130,14 +131,6 @@ def rows(out: Path) -> list[dict]:
 def rejected(out: Path) -> list[tuple[int, str]]:
     files = sorted((out / "rejected").glob("*.parquet"))
     return [(row["line"], row["reason"]) for row in read_split(files)]
-
-
-def digests(folder: Path) -> dict[str, str]:
-    return {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 def key(name: str) -> str:

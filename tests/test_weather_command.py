@@ -15,6 +15,7 @@ from pipeline.core.imported import SPLITS, picture_fields, write_imported
 from pipeline.core.weather import CONDITIONS, weathered
 from pipeline.weather import JPEG_QUALITY, main, split_of
 from schemas.records import ImportedRow, PublishedImage
+from tests.builds import digests
 
 ROOT = Path(__file__).parents[1]
 
@@ -49,14 +50,6 @@ def data(tmp_path_factory) -> Path:
 
 def read(folder: Path, split: str) -> list[dict]:
     return list(read_split(split_files(folder)[split]))
-
-
-def digests(folder: Path) -> dict[str, str]:
-    return {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 @pytest.fixture(scope="module")

@@ -154,20 +154,26 @@ def test_an_unknown_claim_is_told(capsys):
 def test_a_picture_is_rendered_once_for_all_networks(monkeypatch):
     from types import SimpleNamespace
 
+    import numpy as np
+
+    from pipeline.core.images import encode_png, read_image
+    from pipeline.training import protocol_runs
     from pipeline.training.samples import SampleSet
 
     made = []
-    monkeypatch.setattr(
-        claims.Weathered,
-        "_rendered",
-        lambda self, where, condition, name: made.append((where, condition, name)) or b"x",
-    )
-    test = SampleSet("d", "test", (SimpleNamespace(image=3, id="s3"),), lambda *_: b"as it is")
+
+    def rendered(picture, condition, name):
+        made.append((condition, name))
+        return picture + 1
+
+    monkeypatch.setattr(protocol_runs, "weathered", rendered)
+    plain = encode_png(np.full((30, 30, 3), 7, np.uint8))
+    test = SampleSet("d", "test", (SimpleNamespace(image=3, id="s3"),), lambda *_: plain)
     images = claims.Weathered(test)
     for _ in range(2):
-        assert images.under("rain").read(3, "image") == b"x"
-    assert images.under("snow").read(3, "pose") == b"as it is"
-    assert made == [(3, "rain", "s3")]
+        assert (read_image(images.under("rain").read(3, "image"), "s3") == 8).all()
+    assert images.under("snow").read(3, "pose") == plain
+    assert made == [("rain", "s3")]
 
 
 def test_a_row_a_claim_has_what_decides_each_of_its_parts():
